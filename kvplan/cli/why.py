@@ -123,8 +123,11 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     setup = Setup(options, failure, log, server)
     cause = failure.cause or kind_of(failure)
     request = setup.request() if cause not in ("unknown", planning.OUT_OF_MEMORY) else None
-    case = Case(server, cause, failure.figures, gpu_known=setup.gpu_known, args=shares_of(log),
+    weights, free = log.first("weights"), log.least("free_after_load")
+    case = Case(server, cause, failure.figures, gpu_known=setup.gpu_known, args=settings_of(failure, log),
         evidence=" ".join(line.text for line in failure.evidence), total=total_of(failure, log),
+        gpu=next((machine.name for machine in setup.logged()), None),
+        weights=None if weights is None else weights.size, free_after_load=None if free is None else free.size,
     )  # fmt: skip
     base, anchor, differs = None, planning.Anchor({}), setup.problem
     if request is not None:
@@ -185,13 +188,13 @@ def kind_of(failure: Failure) -> str:
     return planning.OUT_OF_MEMORY if failure.memory_question and failure.phase is None else "unknown"
 
 
-def shares_of(log: ServerLog) -> dict[str, float]:
-    """The server's utilization setting according to the log."""
-    shares: dict[str, float] = {}
+def settings_of(failure: Failure, log: ServerLog) -> dict[str, Any]:
+    """The server's arguments according to the log; utilizations as numbers."""
+    settings: dict[str, Any] = {**log.flags, **dict.fromkeys(failure.settings, True)}
     for name in ("gpu_memory_utilization", "mem_fraction_static"):
         with suppress(ValueError):
-            shares[name] = float(log.flags.get(name, ""))
-    return shares
+            settings[name] = float(settings.pop(name, ""))
+    return settings
 
 
 def other_estimate(failure: Failure, request: Request) -> str | None:
@@ -327,10 +330,14 @@ class Setup:
         self.missing.append(f"--engine {self.server}@RELEASE")
         return newest.label
 
+    def logged(self) -> list[GpuSpec]:
+        """The GPU that is given or that the log names, if either."""
+        return list(machines_of(self.options, self.log)[0])
+
     def machine(self) -> GpuSpec | None:
         """The GPU that is given, or that the log names, or that has the logged capacity."""
         is_stated = self.options.gpu is not None or self.options.gpu_memory is not None
-        machines, _, _ = machines_of(self.options, self.log)
+        machines = self.logged()
         if not machines:
             machines = self.of_capacity()
         if not machines:

@@ -73,6 +73,7 @@ class Failure:
     releases         first and last release with all of these wordings, or None if every release has them
     log              the start-up lines (model, arguments, weights, GPU), or None if there are none
     starts           every start in the log, in order; empty if the text is no log
+    settings         arguments that a line says were given, besides the start-up's list
     """
 
     server: str | None
@@ -88,6 +89,7 @@ class Failure:
     log: ServerLog | None
     releases: tuple[str, str] | None = None
     starts: tuple[Start, ...] = ()
+    settings: tuple[str, ...] = ()
 
     @property
     def start(self) -> Start | None:
@@ -99,6 +101,8 @@ NEEDS_TRACE: Final = "the traceback above the out-of-memory line, which names th
 NEEDS_START: Final = "the whole log, from the server's first line"
 NEEDS_ABOVE: Final = "the lines above it, because the last ones only repeat that a worker failed"
 NEEDS_LOG: Final = "the server's full start-up log"
+LOCKS: Final = ("waiting for baton release",)  # torch and aiter: a kernel's build waits for another process's
+NEEDS_LOCK: Final = "whether another process builds kernels; if none does, remove the lock file that the last line names"
 NEEDS_END: Final = (
     "the exit code (137: killed by the system) and the kernel's log of that time (`dmesg -T | grep -iE 'oom|killed|Xid'`)"
 )
@@ -479,7 +483,8 @@ class _Reading:
         place = self.text.starts[self.text.numbers.index(lines[0])] if lines else None
         span = None if place is None else self.states.span_of(place)
         starts = self.states.starts(span) if any(each.is_logged for each in self.states.spans) else ()
-        return replace(failure, releases=self._releases(), starts=starts)
+        stated = tuple(name for words, name in self._own.settings if compiled(words).search(self.text.squeezed))
+        return replace(failure, releases=self._releases(), starts=starts, settings=stated)
 
     def _releases(self) -> tuple[str, str] | None:
         """Releases that have every matched message, or None if all releases or none do."""
@@ -536,7 +541,9 @@ class _Reading:
         ranks = dict.fromkeys(rank for other in same if (rank := self.text.rank(other.line)))
         ready = self.states.span_of(hit.start).ready
         outcome: Outcome = "failed"
-        if not hit.wording.fatal:
+        if hit.wording.waits:
+            outcome = "cut" if ready is None else "started"
+        elif not hit.wording.fatal:
             outcome = "started"
         elif hit.phase == "serving" or (ready is not None and ready < hit.start):
             outcome = "died"
@@ -576,7 +583,10 @@ class _Reading:
             evidence = (self.text.evidence(line),)
             return replace(nothing, memory_question=True, evidence=evidence, needs=(NEEDS_TRACE, NEEDS_START))
         if last.is_logged:
-            return replace(nothing, outcome="cut", phase=start.phase, needs=(NEEDS_END,))
+            locks = self._positions(LOCKS)
+            evidence = tuple(self.text.evidence(self.text.line_of(place)) for place in locks[-1:])
+            needs = (NEEDS_LOCK if locks else NEEDS_END,)
+            return replace(nothing, outcome="cut", phase=start.phase, evidence=evidence, needs=needs)
         return replace(nothing, needs=(NEEDS_LOG,))
 
     @property

@@ -253,7 +253,7 @@ class States:
             return 0
         first, last = self.text.line_of(span.begin), self.text.line_of(max(span.begin, span.end - 1))
         lines = [index for index in range(first, last + 1) if TOO_LONG.search(self.text.lines[index])]
-        near = [any(0 <= line - index <= NEAR for index in lines) for line in refused]
+        near = [any(abs(line - index) <= NEAR for index in lines) for line in refused]
         return Counter(near)[True]
 
     def _seconds(self, span: Span, last: int) -> int | None:

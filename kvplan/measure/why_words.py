@@ -8,6 +8,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import plural
 from kvplan.measure.failure import Failure
 from kvplan.measure.states import Start
+from kvplan.planning.actions import is_of_the_build
 from kvplan.servers.base import OWN, kind_of_cause, terms_of
 from kvplan.servers.logs.failures import Figures, Size, dotted
 from kvplan.servers.logs.obstacles import OF_CAUSE
@@ -32,7 +33,11 @@ def summary(failure: Failure) -> str:
     evidence = " ".join(line.text for line in failure.evidence)
     if (obstacle := OF_CAUSE.get(failure.cause)) is not None:
         return f"{name} {verb}: {printable(obstacle.sentence(evidence), 300)}."
+    if failure.outcome == "cut" or (failure.outcome == "started" and failure.cause == "nccl_or_multiprocess"):
+        return f"{name} waits: one of its processes hangs, compiles or loads, and the others wait for it."
     reason = reason_of(failure.cause)(failure.figures)
+    if failure.cause == "dtype_or_capability" and is_of_the_build(evidence):
+        reason = "this build (PyTorch, Triton or FlashInfer) has no kernels for this GPU"
     if failure.cause == "not_memory" and failure.evidence and failure.server not in OWN:
         reason = printable(error_of(failure.evidence[0].text), 300).rstrip(". ") or reason
     if failure.server in OWN:  # it may run on a CPU

@@ -14,9 +14,10 @@ from typing import Any, Final, Literal
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.core.units import MIB, format_gib
-from kvplan.planning.actions import LITTLE_FREE, actions, is_bfloat16
+from kvplan.planning.actions import actions, is_bfloat16, reasons
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
+from kvplan.planning.gate import FIXED_POOL, is_of_memory, passed
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import abilities_of, flag_of, kind_of_cause, terms_of
 from kvplan.servers.logs.failures import Figures, Size
@@ -411,6 +412,17 @@ def fewer_loras(search: Search) -> Iterator[int]:
     yield from (count for count in (8, 4, 2, 1) if count < search.request.args.max_loras)
 
 
+def needed_pools(search: Search) -> Iterator[int]:
+    needed = needed_pool(search.case.figures)
+    if needed is not None:
+        yield needed
+
+
+def needed_pool(figures: Figures) -> int | None:
+    """Bytes of a KV cache that holds the request, in whole MiB."""
+    return None if figures.needed_bytes is None else -(-figures.needed_bytes.high // MIB) * MIB
+
+
 def only(value: Any) -> Values:
     return lambda search: [value]
 
@@ -451,6 +463,7 @@ WHOLE_BLOCKS = Move("tensor_parallel_size", nothing, "each rank's slice is then 
 HEADS = Move("tensor_parallel_size", fewer_ranks, "a number that divides the attention heads", "lower")
 MORE_HEADS = Move("tensor_parallel_size", next_ranks, "a number that divides the attention heads", "raise")
 GPUS = Move("tensor_parallel_size", ranks_of_gpus, "as many ranks as there are GPUs")
+POOL_UP = Move(FIXED_POOL, needed_pools, "the KV cache has these bytes, whatever the utilization", "raise")
 HALF = Move("dtype", only("float16"), "a dtype that older GPUs support", "change")
 RETRACT = Move("max_num_seqs", held_seqs, "no request is preempted; the others wait in the queue")
 MORE_KV = Move("share", largest_share, "a larger KV cache holds more requests", "raise")
@@ -468,7 +481,7 @@ MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "no_kv_memory": (SHARE_UP, RANKS_UP, BATCH, EAGER, SEQS, QUANTIZED),
     "free_memory_below_utilization": (SHARE_FREE,),
     "oom_loading_weights": (RANKS_LOAD, QUANTIZED, OFFLOAD),
-    "oom_profile_run": (SEQS_PROFILE, BATCH_PROFILE, IMAGES, RANKS_PROFILE, EAGER),
+    "oom_profile_run": (SEQS_PROFILE, BATCH_PROFILE, IMAGES, EAGER, QUANTIZED, RANKS_PROFILE),
     "oom_cuda_graph_capture": (SHARE_DOWN, EAGER, GRAPHS, SEQS),
     "oom_sampler_warmup": (SEQS, SHARE_DOWN, RANKS_UP),
     "oom_runtime": (SHARE_DOWN, BATCH, SEQS),
@@ -480,7 +493,7 @@ MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "dtype_or_capability": (HALF,),
     "kv_dtype_unsupported": (KV_AUTO,),
     "quantization_mismatch": (WHOLE_BLOCKS,),
-    "pool_after_weights": (SHARE_UP, RANKS_UP, FP8, QUANTIZED),
+    "pool_after_weights": (SHARE_UP, RANKS_UP, QUANTIZED),  # the weights leave nothing: no smaller cache fits, either
     "oom_decode": (MORE_KV, RETRACT, FP8, RANKS_UP, SHORT, SLOWER),
     "preemption": (MORE_KV, RETRACT, FP8, RANKS_UP, SHORT),
     "oom_prefill": (BATCH, SHARE_DOWN, RANKS_UP),
@@ -499,6 +512,8 @@ def moves(case: Case) -> Sequence[Move]:
     if case.cause == "dtype_or_capability" and not is_bfloat16(case):
         return ()  # the kernels of a quantization do not depend on the data type
     kind = kind_of_cause(case.cause)
+    if (case.args or {}).get(FIXED_POOL) and case.cause == "kv_too_small_for_max_len":
+        return (POOL_UP, *MOVES[kind])
     if kind == "oom_prefill" and case.figures.tried_tokens is not None:  # the pool ran out, not torch
         return (SHARE_UP, SEQS, BATCH)
     if case.cause == "free_memory_below_utilization" and case.figures.initial_free_bytes is not None:
@@ -513,22 +528,24 @@ def moves(case: Case) -> Sequence[Move]:
 
 def cures(case: Case) -> list[Cure]:
     """Fixes of a case, best first: each with a plan, or if none can be made, what is known without one."""
-    if case.request is None:
-        results = [unchecked(case, move) for move in moves(case)][:MOST_CURES]
-        # The other process's memory can be freed; the model may not fit in what it leaves.
-        return [*actions(case), *results] if case.cause == LITTLE_FREE else [*results, *actions(case)]
-    anchor = anchor_of(case.request, case.pool)
-    search = Search(case, case.request, anchor, anchor.plan(case.request))
+    results = [unchecked(case, move) for move in moves(case)] if case.request is None else planned(case, case.request)
+    return passed(case, reasons(case), results[:MOST_CURES], actions(case))
+
+
+def planned(case: Case, request: Request) -> list[Cure]:
+    """Fixes with a plan; those of which none can be made only if no plan can be made at all."""
+    anchor = anchor_of(request, case.pool)
+    search = Search(case, request, anchor, anchor.plan(request))
     results = list[Cure]()
     for move in moves(case):
         cure = checked(search, move)
         if cure is not None and not any(is_idle(cure, other) for other in results):
             results.append(cure)
-    if not any(cure.plan is not None for cure in results):
+    if is_of_memory(case) and not any(cure.plan is not None for cure in results):
         results += [cure for cure in [last_resort(search)] if cure is not None]
         if search.base is None and not any(cure.plan is not None for cure in results):
             results = [unchecked(case, move) for move in moves(case)]
-    return [*results[:MOST_CURES], *actions(case)]
+    return results
 
 
 def is_idle(cure: Cure, other: Cure) -> bool:
@@ -606,6 +623,10 @@ def proof_of(case: Case, move: Move, value: Any) -> str | None:
             return "the server's own estimate for the memory that is free"
         case "max_model_len", "kv_too_small_for_max_len" if value == figures.kv_tokens:
             return "the tokens that its KV cache holds"
+        case "kv_cache_memory_bytes", "kv_too_small_for_max_len":
+            return f"{stated_gib(figures.needed_bytes)} are needed; the pool has a fixed size, so no utilization changes it"
+        case "share", _ if value == least_share_above(case):
+            return f"weights and what they leave free ask for more than {case.least_share:.4g}"
         case "max_model_len", "max_len_above_model":
             return "the model's own maximum"
         case "max_num_seqs", "mamba_blocks_below_max_num_seqs":
@@ -660,6 +681,8 @@ def stated_value(case: Case, move: Move) -> Any:
             return free_share(figures)
         case "share", "kv_too_small_for_max_len":
             return needed_share(case) or turned_share(case, move)
+        case "kv_cache_memory_bytes", "kv_too_small_for_max_len":
+            return needed_pool(figures)
         case "max_model_len", _:
             return None
         case "share", _:
@@ -713,6 +736,14 @@ def dividing(figures: Figures, *, more: bool) -> int | None:
     return (counts[0] if more else counts[-1]) if counts else None
 
 
+def least_share_above(case: Case) -> float | None:
+    """The next hundredth above what the weights alone take, if the log says it."""
+    if case.least_share is None:
+        return None
+    share = floor(100 * case.least_share + 1) / 100
+    return share if share <= HIGHEST_SHARE else None
+
+
 def turned_share(case: Case, move: Move) -> float | None:
     """A utilization without a plan: raised to vLLM's default, or lowered by what was lacking."""
     share = case.figures.utilization or case.figures.mem_fraction or (case.args or {}).get(share_argument(case))
@@ -720,7 +751,7 @@ def turned_share(case: Case, move: Move) -> float | None:
     if share is None or not 0 < share <= 1:
         return None
     if move.way == "raise":
-        return 0.9 if share < 0.9 - 1e-6 else None
+        return least_share_above(case) or (0.9 if share < 0.9 - 1e-6 else None)
     lacking = 0 if total is None or total.bytes <= 0 else (case.lacking + BESIDE) / total.bytes
     lower = floor(100 * (share - max(0.05, lacking)) + 1e-6) / 100
     return lower if lower >= 0.1 else None

@@ -1,6 +1,7 @@
 """Why a server failed, on one screen: what happened, the memory breakdown, and the fixes."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
@@ -132,35 +133,34 @@ def _row(label: str, size: int, total: int, style: str, note: str, *, blocks: bo
 
 
 def cure_lines(doc: DiagnosisDocument) -> list[Line]:
-    """Each fix with its cost, and the commands of the best ones."""
-    if not doc["cures"]:
-        return []
-    planned = [cure for cure in doc["cures"] if cure["starts"]]
-    proved = [cure for cure in doc["cures"] if not cure["starts"] and cure["proof"]]
-    others = [cure for cure in doc["cures"] if not cure["starts"] and not cure["proof"]]
-    if others and doc["cures"][0] is others[0]:  # best first: an action before a value that may not be enough
-        proved_part = [*([line()] if proved else []), *proved_lines(proved)]
-        commands = command_lines(doc) if doc["memory_question"] is False else []
-        return [*other_lines(others, "Fixes"), *proved_part, *commands]
-    lines: list[Line] = []
-    if planned:
-        lines.append(line("Fixes verified by a plan, best first", "bold"))
-        runs = doc["outcome"] == "started"
-        lines += [line(f"  {number}. {cure_text(cure, runs=runs)}") for number, cure in enumerate(planned, 1)]
-    if proved:
-        lines += [*([line()] if lines else []), *proved_lines(proved)]
-    if others:
-        title = "Other fixes" if lines else "Fixes"
-        lines += [*([line()] if lines else []), *other_lines(others, title)]
-    return lines + command_lines(doc)
+    """Each fix with its cost, and the command of the best one that has a command."""
+    cures = doc["cures"]
+    first = list(takewhile(lambda cure: not cure["starts"] and not cure["proof"], cures))
+    rest = cures[len(first) :]
+    planned = [cure for cure in rest if cure["starts"]]
+    proved = [cure for cure in rest if not cure["starts"] and cure["proof"]]
+    others = [cure for cure in rest if not cure["starts"] and not cure["proof"]]
+    parts = [
+        other_lines(first, "First" if rest else "Fixes"),
+        planned_lines(planned, runs=doc["outcome"] == "started"),
+        proved_lines(proved),
+        other_lines(others, "Other fixes"),
+    ]
+    parts.append(command_lines(planned or cures[:1]))
+    return [styled for part in parts if part for styled in (*part, line())][:-1]
 
 
-def command_lines(doc: DiagnosisDocument) -> list[Line]:
-    """The server's own command with the first fix, to paste."""
-    command = doc["cures"][0]["command"]
+def planned_lines(cures: Sequence[CureDocument], *, runs: bool) -> list[Line]:
+    texts = [f"  {number}. {cure_text(cure, runs=runs)}" for number, cure in enumerate(cures, 1)]
+    return [line("Fixes verified by a plan, best first", "bold"), *map(line, texts)] if texts else []
+
+
+def command_lines(cures: Sequence[CureDocument]) -> list[Line]:
+    """The server's own command with the first of these fixes, to paste."""
+    command = cures[0]["command"] if cures else None
     if command is None:
         return []
-    return [line(), line("Command with fix 1", "bold"), line(f"  {printable(command, 4000)}", COMMAND)]
+    return [line("Command with fix 1", "bold"), line(f"  {printable(command, 4000)}", COMMAND)]
 
 
 def proved_lines(cures: Sequence[CureDocument]) -> list[Line]:
@@ -169,6 +169,8 @@ def proved_lines(cures: Sequence[CureDocument]) -> list[Line]:
 
 
 def other_lines(cures: Sequence[CureDocument], title: str) -> list[Line]:
+    if not cures:
+        return []
     return [line(f"{title} (not checked with a plan)", "bold"), *(line(f"  - {cure_text(cure)}") for cure in cures)]
 
 

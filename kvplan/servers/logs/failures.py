@@ -62,6 +62,13 @@ Cause = Literal[
     "not_capturable",
     "own_request_refused",
     "kernel_crash",
+    "segmentation_fault",
+    "toolkit_too_old",
+    "kernel_not_built",
+    "fabric_manager",
+    "checkpoint_shapes",
+    "tokenizer_unknown",
+    "probe_failed",
     "not_memory",
 ]
 # Causes that memory flags affect; all others are unrelated to memory.
@@ -102,6 +109,7 @@ class Figures:
     allocated_bytes: Size | None = None  # by torch's tensors
     reserved_bytes: Size | None = None  # reserved by torch but unallocated
     private_pools_bytes: Size | None = None  # of CUDA graphs
+    limit_bytes: Size | None = None  # of host memory, for a container
     initial_free_bytes: Size | None = None
     current_free_bytes: Size | None = None
     context: int | None = None
@@ -125,6 +133,7 @@ class Figures:
     running: int | None = None  # concurrent requests
     utilization: float | None = None
     mem_fraction: float | None = None
+    least_share: float | None = None  # that the server itself asks for
     gpu: str | None = None
     capability: str | None = None
     required_capability: str | None = None
@@ -133,14 +142,14 @@ class Figures:
     dtype: str | None = None
 
 
-_SHARES: Final = frozenset({"utilization", "mem_fraction"})
+_SHARES: Final = frozenset({"utilization", "mem_fraction", "least_share"})
 _TEXTS: Final = frozenset({"gpu", "capability", "required_capability", "quantization", "kv_dtype", "dtype"})
-_SIZE: Final = r"-?[0-9]{1,18}(?:\.[0-9]{1,12})?(?:GiB|MiB|KiB|TiB|GB|MB|KB|bytes|B)?"
+_SIZE: Final = r"-?[0-9]{1,18}(?:\.[0-9]{1,12})?(?:GiB?|MiB?|KiB|TiB|GB|MB|KB|bytes|B)?"
 _COUNT: Final = r"-?[0-9](?:[0-9,_]{0,18}[0-9])?"
 _SHARE: Final = r"[0-9]{1,4}(?:\.[0-9]{1,8})?"
 _TEXT: Final = r"[A-Za-z0-9_.:+-]{1,60}?"
 _DTYPE: Final = r"(?:[Bb]float16|[Ff]loat16|fp8)"
-_UNITS: Final = {"TiB": TIB, "GiB": GIB, "GB": GIB, "MiB": MIB, "MB": MIB, "KiB": KIB, "KB": KIB}
+_UNITS: Final = {"TiB": TIB, "GiB": GIB, "Gi": GIB, "Mi": MIB, "GB": GIB, "MiB": MIB, "MB": MIB, "KiB": KIB, "KB": KIB}
 NAMES: Final = frozenset(field.name for field in fields(Figures))
 
 
@@ -194,7 +203,7 @@ class Wording:
     anywhere  a pattern that must match somewhere in the log; "" for none
     phase     the start-up phase that writes it
     strength  "decisive"; "general": the decisive line may follow; "hint": a symptom without an error
-    fatal     whether the server exits
+    fatal     whether the server exits; waits: whether it waits, perhaps for ever
     """
 
     cause: Cause | None
@@ -208,6 +217,7 @@ class Wording:
     phase: Phase | None = None
     strength: Literal["decisive", "general", "hint"] = "decisive"
     fatal: bool = True
+    waits: bool = False
 
 
 _DROPPED: Final = re.compile(r"[\s'\"`*\\\u200b\ufeff\xa0]+")
@@ -257,6 +267,7 @@ class Failures:
     kinds      cause -> a pattern of messages that are in no table
     of_releases  patterns, besides the messages, that only some releases write; their first and last release
     raised_again  start-up phase -> functions below which it alone re-raises a caught error as another
+    settings   patterns of lines that say that an argument was given -> the argument
     engines    the first line of an engine, which a server or a Python program starts
     alive      lines that only a working engine writes
     deaths     reports of a failed process besides WRAPPERS
@@ -282,6 +293,7 @@ class Failures:
     kinds: Mapping[Cause, str] = field(default_factory=dict)
     raised_again: Mapping[str, frozenset[str]] = field(default_factory=dict)
     of_releases: tuple[tuple[str, str], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
     engines: tuple[str, ...] = ()
     alive: tuple[str, ...] = ()
     deaths: tuple[str, ...] = ()
@@ -333,15 +345,18 @@ OUT_OF_MEMORY: Final[tuple[Wording, ...]] = (
 )
 
 
+LIMIT: Final = (r"(?:Limits:|limits:).{0,80}?memory: <limit_bytes>(?:[^0-9A-Za-z]|$|[a-z]{2})",)  # kubectl describe
+
+
 def _host(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
-    return Wording("host_memory_or_shm", phrase, "any", source, needs=needs, unless=unless)
+    return Wording("host_memory_or_shm", phrase, "any", source, LIMIT, needs=needs, unless=unless)
 
 
 def _killed(phrase: str, source: str) -> Wording:
     """A process killed by SIGKILL: by the system when out of memory, though SGLang kills its own processes after
     any error.
     """
-    return Wording("host_memory_or_shm", phrase, "any", source, strength="hint")
+    return Wording("host_memory_or_shm", phrase, "any", source, LIMIT, strength="hint")
 
 
 def _nccl(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
@@ -351,6 +366,14 @@ def _nccl(phrase: str, source: str, needs: str = "", unless: str = "") -> Wordin
 def _capability(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
     return Wording("dtype_or_capability", phrase, "any", source, needs=needs, unless=unless)
 
+
+# A checkpoint's tensors have other shapes than its config, or its quantization as loaded.
+SHAPES: Final = (
+    ("assert param_data.shape == loaded_weight.shape", "vLLM and SGLang layers/linear.py, layers/vocab_parallel_embedding.py"),
+    ("assert param.size() == loaded_weight.size()", "vLLM and SGLang model_loader/weight_utils.py"),
+    ("Tried to load weights of size", "vLLM model_executor/parameter.py"),
+    ("Attempted to load weight (torch.Size", "vLLM and SGLang model_loader/weight_utils.py"),
+)
 
 # Messages of the host, the driver and the libraries below both servers.
 SYSTEM: Final[tuple[Wording, ...]] = (
@@ -362,6 +385,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _host("invoked oom-killer", "Linux mm/oom_kill.c"),
     _killed("exit code 137", "128 + SIGKILL"),
     _killed("exited with code 137", "128 + SIGKILL"),
+    _killed("Exit Code: 137", "kubectl describe"),
     _killed("died with exit code -9", "multiprocessing: SIGKILL"),
     _killed("(exit code: -9)", "vLLM v1/executor/multiproc_executor.py"),
     _killed("exitcode=-9", "multiprocessing: SIGKILL"),
@@ -433,16 +457,26 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _capability("fp8e4nv not supported in this architecture", "triton"),
     _capability("requires device with capability", "torch, xformers"),
     _capability("ptxas fatal", "CUDA", needs="sm_|gpu-name"),
+    _capability("--gpu-name=sm_", "triton/backends/nvidia/compiler.py", needs="(?:exit status|exited with) ?255|ptxas"),
     _capability("out of resource: shared memory", "triton: memory of one block on the chip"),
     _capability("device kernel image is invalid", "CUDA"),
     Wording("heads_not_divisible_by_tp", "is not divisible by", "any", "vLLM, SGLang distributed/utils.py",
             needs="AssertionError: [0-9]{1,9} is not divisible by [0-9]{1,9}"),
+    Wording("too_few_gpus", "Insufficient nvidia.com/gpu", "any", "Kubernetes: event FailedScheduling"),
+    Wording("too_few_gpus", "Insufficient amd.com/gpu", "any", "Kubernetes: event FailedScheduling"),
     Wording("too_few_gpus", "invalid device ordinal", "any", "CUDA"),
     Wording("too_few_gpus", "No CUDA GPUs are available", "any", "torch/cuda/__init__.py"),
     Wording(
         "quantization_mismatch", "Quantization method specified in the model config", "any",
         "vLLM config/model.py, SGLang srt/configs/model_config.py",
         (r"in the model config \(<quantization>\)",), phase="arguments",
+    ),
+    *(
+        Wording(
+            "quantization_mismatch", phrase, "any", source, phase="load",
+            anywhere=r"(?i)bnb|bitsandbytes|[^0-9a-z][48]-?bit|awq|gptq|nvfp4|compressed.?tensors",
+        )
+        for phrase, source in SHAPES
     ),
     Wording(
         "quantization_mismatch", "is not divisible by weight quantization block", "any",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.servers.logs.failures import Cause, Wording
+from kvplan.servers.logs.failures import SHAPES, Cause, Wording
 
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM 0.33 config/lora.py: MaxLoRARanks
 Details = Mapping[str, str]
@@ -281,9 +281,95 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             ("CUDA_HOME environment variable is not set", "torch"),
             ("Failed to find C compiler", "triton"),
             ("Python.h: No such file or directory", "the C compiler"),
-            ("ninja: build stopped: subcommand failed", "ninja"),
         ),
         (r"(?P<name>nvcc|ninja)\b", r"find (?P<name>C compiler)", r"(?P<name>Python\.h)"),
+    ),
+    Obstacle(
+        "toolkit_too_old", "the CUDA toolkit is older than this GPU needs: {reason}",
+        "the CUDA toolkit that compiles kernels at start-up is too old for this GPU or for the code",
+        (
+            Fix("install a newer CUDA toolkit and set CUDA_HOME to it, or use an image that has one; if FlashInfer "
+                "compiles, its packages flashinfer-cubin and flashinfer-jit-cache of the same version hold compiled "
+                "kernels"),
+        ),
+        (
+            ("requires CUDA >=", "flashinfer jit/"),
+            ("nvcc fatal : Unknown option", "nvcc"),
+            ("nvcc fatal : Unsupported gpu architecture", "nvcc"),
+            ("nvcc fatal : Value ", "nvcc", "is not defined for option"),
+        ),
+        (r"(?P<reason>SM [0-9]{1,2}\.[0-9x] requires CUDA >= [0-9.]{1,6}[0-9])",
+         r"nvcc fatal\s{0,4}: (?P<reason>(?:Unknown option|Unsupported gpu architecture) \S{1,60})"),
+    ),
+    Obstacle(
+        "kernel_not_built", "a kernel that is compiled at start-up does not compile: {error}",
+        "a kernel that is compiled at start-up does not compile",
+        (
+            Fix("the first line with `error` above it decides: a CUDA toolkit older than the GPU or the code, another "
+                "host compiler, too little memory for the compiler (MAX_JOBS=2); FlashInfer's packages "
+                "flashinfer-cubin and flashinfer-jit-cache of the same version hold compiled kernels"),
+        ),
+        (("ninja: build stopped: subcommand failed", "ninja"), ("Error building extension", "torch")),
+        (r"(?P<error>[\w./-]{1,60}\([0-9]{1,6}\): error: .{1,100}|fatal error: .{1,100})",),
+    ),
+    Obstacle(
+        "fabric_manager", "the GPUs' NVSwitch fabric is not initialized (CUDA error 802)",
+        "the GPUs' NVSwitch fabric is not initialized (CUDA error 802)",
+        (
+            Fix("start nvidia-fabricmanager of the driver's own version on the host (`systemctl start "
+                "nvidia-fabricmanager`; `nvidia-smi -q | grep -A3 Fabric` must say Completed)"),
+        ),
+        (("system not yet initialized", _CUDA), ("cudaErrorSystemNotReady", _CUDA)),
+    ),
+    Obstacle(
+        "checkpoint_shapes", "the checkpoint's tensors do not have the shapes of its config or quantization",
+        "the checkpoint's tensors do not have the shapes of its config or quantization",
+        (
+            Fix("use the config.json and the quantization that belong to the checkpoint (a bitsandbytes one needs "
+                "`--quantization bitsandbytes`), and a release that knows the model; download it again if it was "
+                "edited"),
+        ),
+        SHAPES,
+    ),
+    Obstacle(
+        "tokenizer_unknown", "this installation's transformers does not know the tokenizer class {name}",
+        "this installation's transformers does not know the tokenizer's class",
+        (
+            Fix("use an image with a newer transformers (a tokenizer saved by transformers 5 is not read by 4), or the "
+                "tokenizer of the base model", "--tokenizer BASE_MODEL"),
+        ),
+        (("does not exist or is not currently imported", _TRANSFORMERS, "Tokenizer class"),),
+        (r"Tokenizer class (?P<name>\w{1,80}) does not exist",),
+    ),
+    Obstacle(
+        "probe_failed", "Kubernetes restarted it because its probe failed before it was ready",
+        "Kubernetes restarted it because its probe failed before it was ready",
+        (
+            Fix("give it the time that loading takes: a startupProbe with failureThreshold x periodSeconds above it "
+                "(a download and a compilation included); the log of the restarted container (`kubectl logs "
+                "--previous`) says how far it came"),
+        ),
+        (
+            ("failed startup probe, will be restarted", "kubelet"),
+            ("failed liveness probe, will be restarted", "kubelet"),
+            ("Startup probe failed", "kubelet"),
+        ),
+    ),
+    Obstacle(
+        "segmentation_fault", "one of its processes crashed (SIGSEGV)", "one of its processes crashed (SIGSEGV)",
+        (
+            Fix("set PYTHONFAULTHANDLER=1 and start again: the trace then ends in the library that crashed; a library "
+                "that was installed or replaced beside the server's own is the usual reason"),
+        ),
+        (
+            ("Exit Code: 139", "kubectl describe"),
+            ("exited with code 139", "128 + SIGSEGV"),
+            ("exit code 139", "128 + SIGSEGV"),
+            ("Segmentation fault (core dumped)", "the shell"),
+            ("Fatal Python error: Segmentation fault", "Python"),
+            ("died with exit code -11", "multiprocessing"),
+            ("(exit code: -11)", "vLLM v1/executor/multiproc_executor.py"),
+        ),
     ),
     Obstacle(
         "unknown_argument", "it does not know the argument {argument}", "it does not know one of its arguments",
@@ -381,11 +467,13 @@ UNLESS: Final[Mapping[str, str]] = {
     "port_in_use": r"ras/client_support|ras/ras\.cc",
 }
 
+_HINTS: Final = frozenset({"segmentation_fault", "probe_failed"})  # symptoms: another message may say why
+
 OF_CAUSE: Final[Mapping[str, Obstacle]] = {obstacle.cause: obstacle for obstacle in OBSTACLES}
 
 
 def _wordings(obstacle: Obstacle) -> tuple[Wording, ...]:
-    strength = "decisive" if obstacle.cause in _DECISIVE else "general"
+    strength = "decisive" if obstacle.cause in _DECISIVE else "hint" if obstacle.cause in _HINTS else "general"
     return tuple(
         Wording(
             obstacle.cause,

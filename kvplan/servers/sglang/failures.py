@@ -39,6 +39,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     _row(
         "sglang_not_enough_memory", "Loaded weights leave no GPU memory for the KV cache", "0.5.23",
         "srt/mem_cache/kv_cache_configurator.py", "pool", r"--mem-fraction-static=<mem_fraction>\.?",
+        r"mem-fraction-static to at least <least_share>(?:\.|$|[^0-9])",
     ),
     _row("sglang_not_enough_memory", "Not enough GPU memory for hybrid", "0.5.13-0.5.23", "srt/mem_cache", "pool"),
     _row(

@@ -219,6 +219,11 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         (r"total_num_cumulative_preemption=<preemptions>",), needs="preempted", phase="serving", strength="hint",
         fatal=False,
     ),
+    Wording(  # logged every minute by a process that waits for another, in start-up or between requests
+        "nccl_or_multiprocess", "No available shared memory broadcast block found", "0.9-0.33",
+        "vLLM distributed/device_communicators/shm_broadcast.py", strength="hint", waits=True,
+        anywhere="^(?!.*waiting for baton release)",  # of the lock of a kernel's build
+    ),
     Wording(
         None, "Preemptions: ", "0.14-0.33", "vLLM v1/metrics/loggers.py",
         (r"Preemptions: <preemptions>", r"Running: <running> reqs"), phase="serving", strength="hint", fatal=False,
@@ -362,6 +367,7 @@ FAILURES: Final = Failures(
         (r"Free memory on device [a-z]{1,8}:[0-9]", "0.14-0.33"),
     ),
     kinds={"no_kv_memory": r"(?:increas|rais)\w{1,3}.{0,12}gpu_memory_utilization"},
+    settings=(("KV Cache as specified by kv_cache_memory_bytes", "kv_cache_memory_bytes"),),  # v1/worker/gpu_worker.py
     engines=("Initializing a V1 LLM engine", "Initializing a V0 LLM engine", "Initializing an LLM engine"),
     alive=READY[:-1],
     deaths=("EngineDeadError", "died unexpectedly, shutting down client", "MQEngineDeadError", "AsyncEngineDeadError"),
