@@ -210,6 +210,8 @@ class _Reading:
     def _applies(self, wording: Wording, start: int) -> bool:
         if wording.strength != "hint" and wording.fatal and self.text.is_healthy(start):
             return False
+        if wording.waits and self._positions(LOCKS):
+            return False
         around = self._around(start)
         if wording.unless and compiled(wording.unless).search(around):
             return False

@@ -34,7 +34,7 @@ def reasons(case: Case) -> Iterator[Cure]:
             yield _action("stop the other processes on the GPU (see nvidia-smi; it may be an earlier server)")
     elif kind_of_cause(case.cause).startswith("oom") and other is not None and figures.in_use_bytes:
         yield _action(f"stop the other process on the GPU, which uses {format_gib(other.bytes)}")
-    if case.cause == "host_memory_or_shm" and (case.is_unified or "NV_ERR_NO_MEMORY" in case.evidence):
+    if case.cause == "host_memory_or_shm" and is_of_one_memory(case):
         yield _action(
             "free the host's page cache (`sync; echo 3 > /proc/sys/vm/drop_caches`) and lower "
             f"--{terms_of(case.server).share.replace('_', '-')}: the GPU and the host share one memory"
@@ -69,8 +69,13 @@ def actions(case: Case) -> Iterator[Cure]:
     if case.cause == "host_memory_or_shm" and re.search("shm|shared memory", case.evidence):
         text = "of `docker run`, or --ipc=host: the processes of the server share memory of the host"
         yield Cure("shm_size", {}, ("--shm-size 16g",), text, "add", None)
-    elif case.cause == "host_memory_or_shm" and not case.is_unified:
+    elif case.cause == "host_memory_or_shm" and not is_of_one_memory(case):
         yield _action(_more_host_memory(case))
+
+
+def is_of_one_memory(case: Case) -> bool:
+    """True if the GPU has no memory of its own: it is such a GPU, or its driver ran out of the host's."""
+    return case.is_unified or "NV_ERR_NO_MEMORY" in case.evidence
 
 
 def _more_host_memory(case: Case) -> str:

@@ -446,6 +446,10 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _nccl("Did not receive response from front-end process within", "vLLM v1/engine/core.py"),
     _nccl("Timed out waiting for engine core", "vLLM v1/engine"),
     _nccl("can't start new thread", "Python"),
+    Wording(  # logged every minute by a process that waits for another, in start-up or between requests
+        "nccl_or_multiprocess", "No available shared memory broadcast block found", "any",
+        "vLLM distributed/device_communicators/shm_broadcast.py", strength="hint", waits=True,
+    ),
     # not supported by the GPU
     _capability("no kernel image is available for execution on the device", "CUDA"),
     _capability("is not compatible with the current PyTorch installation", "torch/cuda/__init__.py", needs="sm_"),

@@ -285,8 +285,8 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
         (r"(?P<name>nvcc|ninja)\b", r"find (?P<name>C compiler)", r"(?P<name>Python\.h)"),
     ),
     Obstacle(
-        "toolkit_too_old", "the CUDA toolkit is older than this GPU needs: {reason}",
-        "the CUDA toolkit that compiles kernels at start-up is too old for this GPU or for the code",
+        "toolkit_too_old", "the CUDA toolkit that compiles kernels at start-up is too old: {reason}",
+        "the CUDA toolkit that compiles kernels at start-up is too old",
         (
             Fix("install a newer CUDA toolkit and set CUDA_HOME to it, or use an image that has one; if FlashInfer "
                 "compiles, its packages flashinfer-cubin and flashinfer-jit-cache of the same version hold compiled "

@@ -219,11 +219,6 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         (r"total_num_cumulative_preemption=<preemptions>",), needs="preempted", phase="serving", strength="hint",
         fatal=False,
     ),
-    Wording(  # logged every minute by a process that waits for another, in start-up or between requests
-        "nccl_or_multiprocess", "No available shared memory broadcast block found", "0.9-0.33",
-        "vLLM distributed/device_communicators/shm_broadcast.py", strength="hint", waits=True,
-        anywhere="^(?!.*waiting for baton release)",  # of the lock of a kernel's build
-    ),
     Wording(
         None, "Preemptions: ", "0.14-0.33", "vLLM v1/metrics/loggers.py",
         (r"Preemptions: <preemptions>", r"Running: <running> reqs"), phase="serving", strength="hint", fatal=False,
