@@ -2,10 +2,10 @@
 
     python benchmarks/diagnoses.py FILE.jsonl ... [--json FILE] [--show] [--part first|held]
 
-A line with `verbatim` (a text or its lines) is a failure: `cause`, `text_kind` (log, words), `decisive_in_text`; `cure`
-(what was tried) and `cure_confirmed` (by whom, or none). A line with `text` and `state` is a whole log: of a server that
-is up, was stopped, finished, failed or died. Four scores: causes, cures (one of the first two is of a confirmed cure's
-kind; another release has no kind and is not scored), states, and healthy logs called dead.
+A line with `verbatim` (a text or its lines) is a failure: `cause`, `text_kind` (log, words), `decisive_in_text`,
+`cure` (what was tried) and `cure_confirmed` (by whom, or none). A line with `text` and `state` is a whole log, of a
+server that is up, was stopped, finished, failed or died. Four scores: causes, cures (one of the first two is of a
+confirmed cure's kind; another release has no kind and is not scored), states, and healthy logs called dead.
 
 --part held takes every third thread or repository, in the file's order, and --part first the others: rules are written
 from the first, and the held ones looked at once.
@@ -62,7 +62,9 @@ def verdict(label: str | None, cause: str | None) -> str:
     """
     if cause is None:
         return "right" if label in NO_CAUSE else "none"
-    if (label == "not_memory" and cause in OF_CAUSE) or (label, cause) == ("quantization_mismatch", "checkpoint_shapes"):
+    if label == "not_memory" and cause in OF_CAUSE:
+        return "right"
+    if (label, cause) == ("quantization_mismatch", "checkpoint_shapes"):
         return "right"
     return "right" if cause == label else "wrong"
 
@@ -153,7 +155,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Counter[str]]:
 
 def part_of(records: list[dict[str, Any]], part: str | None) -> list[dict[str, Any]]:
     """Every third thread or repository, or the others."""
-    keys = [str(record["source"]).partition(":")[0] if "state" in record else str(record.get("thread")) for record in records]
+    keys = [
+        str(record["source"]).partition(":")[0] if "state" in record else str(record.get("thread"))
+        for record in records
+    ]
     held = set(list(dict.fromkeys(keys))[2::3])
     return [
         record for record, key in zip(records, keys, strict=True) if part is None or (key in held) == (part == "held")
@@ -173,7 +178,7 @@ def show_causes(rows: list[dict[str, Any]], *, every: bool) -> None:
 
 
 def show_states(rows: list[dict[str, Any]], *, every: bool) -> None:
-    right, alarms = (sum(row[name] == value for row in rows) for name, value in (("verdict", "right"), ("false_alarm", True)))
+    right, alarms = sum(row["verdict"] == "right" for row in rows), sum(row["false_alarm"] for row in rows)
     healthy = sum(OUTCOMES.get(row["state"], FAILED)[0] in HEALTHY for row in rows)
     print(f"{'states of whole logs':24}{len(rows):8}{right:7}{len(rows) - right:7}")
     print(f"{'healthy called dead':24}{healthy:8}{healthy - alarms:7}{alarms:7}")
@@ -193,7 +198,8 @@ def main() -> int:
     for file in args.file:
         records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         records = part_of(records, args.part)
-        failures, logs = score(r for r in records if "cause" in r and "state" not in r), score_states(r for r in records if "state" in r)
+        failures = score(record for record in records if "state" not in record)
+        logs = score_states(record for record in records if "state" in record)
         print(file.name)
         if failures:
             show_causes(failures, every=args.show)

@@ -102,9 +102,10 @@ NEEDS_START: Final = "the whole log, from the server's first line"
 NEEDS_ABOVE: Final = "the lines above it, because the last ones only repeat that a worker failed"
 NEEDS_LOG: Final = "the server's full start-up log"
 LOCKS: Final = ("waiting for baton release",)  # torch and aiter: a kernel's build waits for another process's
-NEEDS_LOCK: Final = "whether another process builds kernels; if none does, remove the lock file that the last line names"
+NEEDS_LOCK: Final = "whether another process builds kernels; if none does, remove the lock that the last line names"
 NEEDS_END: Final = (
-    "the exit code (137: killed by the system) and the kernel's log of that time (`dmesg -T | grep -iE 'oom|killed|Xid'`)"
+    "the exit code (137: killed by the system) and the kernel's log of that time "
+    "(`dmesg -T | grep -iE 'oom|killed|Xid'`)"
 )
 
 MOST_HITS: Final = 200  # matches of one phrase to inspect
@@ -481,10 +482,11 @@ class _Reading:
 
     def failure(self) -> Failure:
         failure = self._failure()
-        lines = [line.line for line in failure.evidence] if failure.outcome in ("failed", "died") else []
-        place = self.text.starts[self.text.numbers.index(lines[0])] if lines else None
-        span = None if place is None else self.states.span_of(place)
-        starts = self.states.starts(span) if any(each.is_logged for each in self.states.spans) else ()
+        failed = {hit.start for hit in self.hits if hit.wording.fatal and hit.wording.strength != "hint"}
+        if failure.outcome in ("failed", "died") and failure.evidence:
+            failed.add(self.text.starts[self.text.numbers.index(failure.evidence[0].line)])
+        is_logged = any(span.is_logged for span in self.states.spans)
+        starts = self.states.starts(failed) if is_logged else ()
         stated = tuple(name for words, name in self._own.settings if compiled(words).search(self.text.squeezed))
         return replace(failure, releases=self._releases(), starts=starts, settings=stated)
 
@@ -507,11 +509,13 @@ class _Reading:
         if hit is None and not unresolved:
             hit = (
                 self._first([other for other in hits if other.wording.strength == "general"])
-                or self._first([other for other in self._other_errors() if other.start >= self._last.begin
-                                or not self._last.is_up])
+                or self._first(
+                    [other for other in self._other_errors() if other.start >= self._last.begin or not self._last.is_up]
+                )
                 or self._first([other for other in hits if other.wording.strength == "hint"])
             )
-        if hit is None and not (self._last.whole and self._last.is_up) and (stated := self._told(unresolved)) is not None:
+        is_whole = self._last.whole and self._last.is_up
+        if hit is None and not is_whole and (stated := self._told(unresolved)) is not None:
             # For an error whose line has the numbers, a sentence may supply the phase of start-up.
             hit = (
                 replace(unresolved[0], cause=stated.cause, phase=stated.phase, proof=stated.line)
@@ -557,7 +561,12 @@ class _Reading:
         )  # fmt: skip
 
     def _lines_of_details(self, hit: _Hit) -> Iterator[int]:
-        """The first line near an obstacle's message that states its details, if the message's own does not."""
+        """The first line near an obstacle's message that states its details, if the message's own does not; the source
+        line of a bare assertion.
+        """
+        if hit.wording is _OTHER and self.text.lines[hit.line].rstrip().endswith("AssertionError"):
+            above = range(max(0, hit.line - 2), hit.line)
+            yield from [line for line in above if " assert " in self.text.lines[line]][-1:]
         obstacle = OF_CAUSE.get(hit.cause or "")
         if obstacle is not None and not obstacle.details_in(self.text.lines[hit.line]):
             near = range(max(0, hit.line - 2), min(len(self.text.lines), hit.line + NEAR))
@@ -577,18 +586,18 @@ class _Reading:
         if last.dead is not None:
             evidence = (self.text.evidence(self.text.line_of(last.dead)),)
             outcome: Outcome = "failed" if last.ready is None else "died"
-            return replace(nothing, outcome=outcome, phase=self.states.phase_in(last), evidence=evidence, needs=(NEEDS_ABOVE,))
-        (start,) = self.states.starts(None)[-1:]
+            phase = self.states.phase_in(last)
+            return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=(NEEDS_ABOVE,))
+        (start,) = self.states.starts(())[-1:]
         if start.end in ("running", "stopped", "finished"):
             return replace(nothing, outcome=OUTCOMES[start.end])
         if (line := self._line_of_memory()) is not None:
             evidence = (self.text.evidence(line),)
             return replace(nothing, memory_question=True, evidence=evidence, needs=(NEEDS_TRACE, NEEDS_START))
         if last.is_logged:
-            locks = self._positions(LOCKS)
-            evidence = tuple(self.text.evidence(self.text.line_of(place)) for place in locks[-1:])
-            needs = (NEEDS_LOCK if locks else NEEDS_END,)
-            return replace(nothing, outcome="cut", phase=start.phase, evidence=evidence, needs=needs)
+            locks = tuple(self.text.evidence(self.text.line_of(place)) for place in self._positions(LOCKS)[-1:])
+            end = NEEDS_LOCK if locks else NEEDS_END
+            return replace(nothing, outcome="cut", phase=start.phase, evidence=locks, needs=(end,))
         return replace(nothing, needs=(NEEDS_LOG,))
 
     @property

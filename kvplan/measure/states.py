@@ -7,7 +7,7 @@ explains, did not end it.
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
@@ -21,12 +21,10 @@ MOST_STARTS: Final = 200
 LEAP_YEAR: Final = 2024
 NEAR: Final = 200  # lines between an exception and the access line of its request
 TRACE: Final = 200  # lines of a traceback above its last line
-TOO_LONG: Final = re.compile(r"maximum context length|longer than the (?:maximum )?model|context length exceed|max_model_len")
+TOO_LONG: Final = re.compile(r"maximum context length|longer than the (?:maximum )?model|context length exceed")
 _ACCESS: Final = re.compile(r'"(GET|POST|PUT|DELETE) (/\S{0,200}) HTTP/[0-9.]{1,3}" ([1-5][0-9]{2})')
 _FILE: Final = re.compile(r'File "([^"]{1,300})", line')
-_CLOCK: Final = re.compile(
-    r"(?<![0-9])([01][0-9])[-/]([0-3][0-9])[T ]([0-2][0-9]):([0-5][0-9]):([0-5][0-9])"
-)
+_CLOCK: Final = re.compile(r"(?<![0-9])([01][0-9])[-/]([0-3][0-9])[T ]([0-2][0-9]):([0-5][0-9]):([0-5][0-9])")
 _OF_HTTP: Final = ("/starlette/", "/fastapi/", "/uvicorn/", "/entrypoints/")
 
 
@@ -100,7 +98,8 @@ class States:
         ]
         self._answer_lines = [line for line, _, _ in self.answers]
         limits = self._limits(begins)
-        self.spans = [self._span(begin, end) for begin, end in zip(limits, [*limits[1:], len(text.squeezed)], strict=True)]
+        ends = [*limits[1:], len(text.squeezed)]
+        self.spans = [self._span(begin, end) for begin, end in zip(limits, ends, strict=True)]
 
     def _limits(self, begins: list[int]) -> list[int]:
         """Where each start begins: at its banner, or at an engine's first line after the end of the one before."""
@@ -192,7 +191,7 @@ class States:
         )
 
     def _is_foreign(self, files: list[str]) -> bool:
-        """True if a program around the server raised it: a test, or a file that is neither the server's nor installed."""
+        """True if a program around the server raised it: a test, or a file neither the server's nor installed."""
         if any(words in file for file in files for words in ("/test/", "/tests/", "/unittest/")):
             return True
         inner = next((file for file in files if "-packages/" in file or "/lib/python3" not in file), files[0])
@@ -210,9 +209,12 @@ class States:
 
     # --- the answer
 
-    def starts(self, failed: Span | None) -> tuple[Start, ...]:
-        """Every start; `failed`: the one that ended in the failure of the answer."""
-        return tuple(self._start(span, span is failed or span.dead is not None) for span in self.spans)
+    def starts(self, failures: Collection[int]) -> tuple[Start, ...]:
+        """Every start; `failures`: positions of errors that ended one."""
+        return tuple(
+            self._start(span, span.dead is not None or any(span.begin <= place < span.end for place in failures))
+            for span in self.spans
+        )
 
     def _start(self, span: Span, has_failed: bool) -> Start:
         first, last = self.text.line_of(span.begin), self.text.line_of(max(span.begin, span.end - 1))
@@ -261,11 +263,15 @@ class States:
             return None
         ready = self.text.line_of(span.ready)
         ended = self.text.line_of(next((place for place in (span.dead, span.told) if place is not None), span.end))
-        before = next(filter(None, (clock(self.text.lines[index]) for index in range(ready, max(-1, ready - NEAR), -1))), None)
-        after = next(filter(None, (clock(self.text.lines[index]) for index in range(min(last, ended), ready, -1))), None)
+        before = self._time_at(range(ready, max(-1, ready - NEAR), -1))
+        after = self._time_at(range(min(last, ended), ready, -1))
         if before is None or after is None or after < before:
             return None
         return int((after - before).total_seconds())
+
+    def _time_at(self, lines: Iterable[int]) -> datetime | None:
+        """Time of the first of these lines that has one."""
+        return next(filter(None, (clock(self.text.lines[index]) for index in lines)), None)
 
 
 def clock(line: str) -> datetime | None:

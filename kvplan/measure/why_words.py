@@ -52,7 +52,9 @@ def error_of(text: str, limit: int = 180) -> str:
     if worker is not None:
         return worker[1][:limit]
     error = re.search(
-        r"\b(?:[\w.]+Error|[\w.]*Exception)\b:? |Value error, |(?:CUDA|HIP|NCCL) (?:error|out of memory)", text
+        r"\b(?:[\w.]+Error|[\w.]*Exception)\b(?::? |$)|Value error, |(?:CUDA|HIP|NCCL) (?:error|out of memory)|"
+        r"\bassert (?=.*[=<>(])",
+        text,
     )
     text = text if error is None else text[error.start() :]
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -61,8 +61,8 @@ def actions(case: Case) -> Iterator[Cure]:
         yield Cure("quantization", {"quantization": None}, ("--quantization",), QUANTIZED_OWN, "leave out", None)
     if case.cause == "nccl_or_multiprocess" and "broadcast block" in case.evidence:
         yield _action(
-            "see what the other ranks do (`py-spy dump --pid PID` of each, the last line of each node's log): one hangs "
-            "in a collective, or compiles or loads; /dev/shm is not the reason"
+            "see what the other ranks do (`py-spy dump --pid PID` of each, the last line of each node's log): one "
+            "hangs in a collective, or compiles or loads; /dev/shm is not the reason"
         )
     if case.cause == "nccl_or_multiprocess":
         yield _action("set NCCL_DEBUG=INFO and start again: its lines name the link or the library that fails")
@@ -90,7 +90,10 @@ def _more_host_memory(case: Case) -> str:
 
 def is_of_the_build(evidence: str) -> bool:
     """True if the build lacks kernels for the GPU, which it may be too old for."""
-    return re.search(r"no kernel image|kernel image is invalid|gpu-name|current PyTorch installation", evidence) is not None
+    return (
+        re.search(r"no kernel image|kernel image is invalid|gpu-name|current PyTorch installation", evidence)
+        is not None
+    )
 
 
 def _newer_build(case: Case) -> str:
@@ -99,8 +102,8 @@ def _newer_build(case: Case) -> str:
     number = int(match[1]) if match is not None else case.capability
     if number >= NEWEST:
         return (
-            "use a newer image or wheel (and one for CUDA 12.8 or newer): PyTorch, Triton or FlashInfer of this one are "
-            "older than the GPU"
+            "use a newer image or wheel, for CUDA 12.8 or newer: PyTorch, Triton or FlashInfer of this one are older "
+            "than the GPU"
         )
     if 0 < number < OLDEST:
         return "use a GPU of compute capability 8.0 or higher, or an older release: this build has dropped the GPU"

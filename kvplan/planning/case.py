@@ -68,7 +68,7 @@ class Case:
 
     @property
     def least_share(self) -> float | None:
-        """Fraction of a GPU's memory that a server of `mem_fraction_static` must exceed: its weights', or its own word."""
+        """Fraction of a GPU's memory that `mem_fraction_static` must exceed: by the server's word, or its weights."""
         if self.figures.least_share is not None:
             return self.figures.least_share
         if self.figures.mem_fraction is None or not self.weights or self.free_after_load is None:

@@ -624,7 +624,7 @@ def proof_of(case: Case, move: Move, value: Any) -> str | None:
         case "max_model_len", "kv_too_small_for_max_len" if value == figures.kv_tokens:
             return "the tokens that its KV cache holds"
         case "kv_cache_memory_bytes", "kv_too_small_for_max_len":
-            return f"{stated_gib(figures.needed_bytes)} are needed; the pool has a fixed size, so no utilization changes it"
+            return f"{stated_gib(figures.needed_bytes)} are needed; no utilization changes a pool of fixed size"
         case "share", _ if value == least_share_above(case):
             return f"weights and what they leave free ask for more than {case.least_share:.4g}"
         case "max_model_len", "max_len_above_model":
