@@ -32,6 +32,7 @@ from kvplan.servers.logs.failures import (
     LEAD,
     MEMORY_CAUSES,
     NAMES,
+    ORDERS,
     OUT_OF_MEMORY,
     REACH,
     SYSTEM,
@@ -103,6 +104,11 @@ NEEDS_ABOVE: Final = "the lines above it, because the last ones only repeat that
 NEEDS_LOG: Final = "the server's full start-up log"
 LOCKS: Final = ("waiting for baton release",)  # torch and aiter: a kernel's build waits for another process's
 NEEDS_LOCK: Final = "whether another process builds kernels; if none does, remove the lock that the last line names"
+NEEDS_SENDER: Final = (
+    "who stopped it before it was ready: in Kubernetes a start-up probe that failed (`kubectl describe pod`), else the "
+    "supervisor's own log"
+)
+BY_HAND: Final = [order for order in ORDERS if order.by == "Ctrl-C"]
 NEEDS_END: Final = (
     "the exit code (137: killed by the system) and the kernel's log of that time "
     "(`dmesg -T | grep -iE 'oom|killed|Xid'`)"
@@ -590,7 +596,8 @@ class _Reading:
             return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=(NEEDS_ABOVE,))
         (start,) = self.states.starts(())[-1:]
         if start.end in ("running", "stopped", "finished"):
-            return replace(nothing, outcome=OUTCOMES[start.end])
+            is_early = start.end == "stopped" and start.phase != "serving" and start.order not in BY_HAND
+            return replace(nothing, outcome=OUTCOMES[start.end], needs=(NEEDS_SENDER,) if is_early else ())
         if (line := self._line_of_memory()) is not None:
             evidence = (self.text.evidence(line),)
             return replace(nothing, memory_question=True, evidence=evidence, needs=(NEEDS_TRACE, NEEDS_START))

@@ -34,6 +34,10 @@ _PROFILE: Final = re.compile(
 _PREFILL: Final = re.compile(
     r"(?i)\bprefill(?:ing)?[- ](?:stage |phase )?oom|oom\b.{0,20}\b(?:during|in|at)\b.{0,10}\bprefill"
 )
+_SERVING: Final = re.compile(
+    r"(?i)(?:\boom\b|out of (?:gpu )?memory|OutOfMemoryError)\b.{0,30}\b(?:during|while|in|at)\b.{0,10}"
+    r"\b(?:inference|inferenc\w{1,3}|serving|generat\w{2,3})\b"
+)
 _RETRACT: Final = re.compile(
     r"(?i)(?:kv|cache|pool|request|decode)\b.{0,80}\bretract(?:s|ed|ion|ions|ing)?\b|"
     r"\bretract(?:s|ed|ion|ions|ing)?\b.{0,80}\b(?:request|kv|pool)"
@@ -99,3 +103,5 @@ def parts_told(line: str) -> Iterator[str]:
         yield "profile"
     if _PREFILL.search(line):
         yield "prefill"
+    if _SERVING.search(line):
+        yield "serving"

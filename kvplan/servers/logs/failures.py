@@ -69,6 +69,8 @@ Cause = Literal[
     "checkpoint_shapes",
     "tokenizer_unknown",
     "probe_failed",
+    "versions_differ",
+    "library_missing",
     "not_memory",
 ]
 # Causes that memory flags affect; all others are unrelated to memory.
@@ -514,6 +516,7 @@ WRAPPERS: Final = (
 # Lines of those who stop a server: a user, a supervisor, a batch system, uvicorn. Only the first without an error
 # above it counts: servers stop their own processes after any error.
 ORDERS: Final = (
+    Order("KeyboardInterrupt: terminated", "SIGTERM"),
     Order("KeyboardInterrupt", "Ctrl-C"),
     Order("received signal=SIGINT", "Ctrl-C"),
     Order("Received SIGINT", "Ctrl-C"),

@@ -258,6 +258,24 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
         ),
     ),
     Obstacle(
+        "versions_differ", "{first} and {second} have different versions", "two packages have different versions",
+        (
+            Fix("install the same version of both (FLASHINFER_DISABLE_VERSION_CHECK=1 skips the check; kernels that "
+                "differ may then fail)"),
+        ),
+        (("Please install the same version of both packages", "flashinfer jit/env.py"),),
+        (r"(?P<first>[\w-]{1,60}) version \(\S{1,40}\) does not match (?P<second>[\w-]{1,60}) version",),
+    ),
+    Obstacle(
+        "library_missing", "the library {name} is missing", "a library is missing",
+        (
+            Fix("install the package that has it, or use the server's image; CUDA's libraries (libcudart, libnvrtc, "
+                "libcublas) must be of the CUDA version that the wheels were built for"),
+        ),
+        ((": cannot open shared object file", "the linker"),),
+        (r"(?P<name>lib[\w.+-]{1,80}?): cannot open shared object file",),
+    ),
+    Obstacle(
         "package_missing", "the Python package {name} is missing", "a Python package is missing",
         (
             Fix("install it in the server's environment or image; the error names the package"),
