@@ -204,9 +204,10 @@ class _Reading:
         lines_told = set[int]()  # torch's message counts once per line, and not if the server names the cause
         for server, wordings in tables:
             for wording in wordings:
-                if wording.anywhere and not compiled(wording.anywhere).search(self.text.squeezed):
+                places = self.text.positions(wording.phrase, MOST_HITS)
+                if places and wording.anywhere and not compiled(wording.anywhere).search(self.text.squeezed):
                     continue
-                for start in self.text.positions(wording.phrase, MOST_HITS):
+                for start in places:
                     line = self.text.line_of(start)
                     if not self._applies(wording, start) or (_is_torch(wording) and line in lines_told):
                         continue

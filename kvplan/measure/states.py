@@ -21,7 +21,7 @@ MOST_STARTS: Final = 200
 LEAP_YEAR: Final = 2024
 NEAR: Final = 200  # lines between an exception and the access line of its request
 TRACE: Final = 200  # lines of a traceback above its last line
-TOO_LONG: Final = re.compile(r"maximum context length|longer than the (?:maximum )?model|context length exceed")
+TOO_LONG: Final = ("maximum context length", "longer than the maximum model", "longer than the model")
 _ACCESS: Final = re.compile(r'"(GET|POST|PUT|DELETE) (/\S{0,200}) HTTP/[0-9.]{1,3}" ([1-5][0-9]{2})')
 _FILE: Final = re.compile(r'File "([^"]{1,300})", line')
 _CLOCK: Final = re.compile(r"(?<![0-9])([01][0-9])[-/]([0-3][0-9])[T ]([0-2][0-9]):([0-5][0-9]):([0-5][0-9])")
@@ -254,7 +254,8 @@ class States:
         if not refused:
             return 0
         first, last = self.text.line_of(span.begin), self.text.line_of(max(span.begin, span.end - 1))
-        lines = [index for index in range(first, last + 1) if TOO_LONG.search(self.text.lines[index])]
+        texts = self.text.lines[first : last + 1]
+        lines = [first + index for index, line in enumerate(texts) if any(words in line for words in TOO_LONG)]
         near = [any(abs(line - index) <= NEAR for index in lines) for line in refused]
         return Counter(near)[True]
 

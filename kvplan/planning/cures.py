@@ -7,6 +7,7 @@ the line itself states, if any, and marked as unchecked.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import ceil, floor
 from typing import Any, Final, Literal
@@ -14,6 +15,7 @@ from typing import Any, Final, Literal
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.core.units import MIB, format_gib
+from kvplan.models import catalog
 from kvplan.planning.actions import actions, is_bfloat16, reasons
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
@@ -32,6 +34,7 @@ BESIDE: Final = 256 * MIB  # margin on top of a failed allocation's shortage: th
 HIGHEST_SHARE: Final = 0.98
 USUAL_SHARE: Final = 0.95  # with other changes: leaves room for occasional allocations
 RANKS: Final = (2, 3, 4, 5, 6, 7, 8, 12, 16)
+SIBLINGS: Final = ("fp8", "awq", "gptq", "compressed-tensors", "modelopt")  # methods of quantized checkpoints
 SEQS_TRIED: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 TOKENS: Final = (8192, 4096, 2048, 1024, 512)
 
@@ -564,8 +567,8 @@ def checked(search: Search, move: Move) -> Cure | None:
     """The smallest change of a kind with which the server starts, combined with a shorter context if needed."""
     argument = kind_of(search.case, move)
     values = list(move.values(search))
-    if move is QUANTIZED and search.request.spec.quantization is not None:
-        return None
+    if move is QUANTIZED:
+        return quantized(search)
     if move.values is nothing:
         return unchecked(search.case, move)
     for value in values:
@@ -580,6 +583,21 @@ def checked(search: Search, move: Move) -> Cure | None:
             if longest is not None and frees(search, move, longest[1]):
                 return cure_of(search.case, move, *longest)
     return None
+
+
+def quantized(search: Search) -> Cure | None:
+    """A quantized checkpoint; of a model of the catalog, the first with which the server starts."""
+    if search.request.spec.quantization is not None:
+        return None
+    cure, own = unchecked(search.case, QUANTIZED), catalog.find(search.request.spec.name)
+    siblings = [catalog.quantized(own, method) for method in SIBLINGS] if own is not None else []
+    for name in filter(None, siblings):
+        with suppress(KvplanError):
+            made = plan(replace(search.request, spec=catalog.load(name)))
+            if made.fits:
+                text = f"serve {catalog.facts(name)['id']}: its weights take {format_gib(made.memory.weights)}"
+                return replace(cure, flags=(), text=text)
+    return cure
 
 
 def frees(search: Search, move: Move, made: Plan) -> bool:
