@@ -6,7 +6,7 @@ from typing import Final
 
 from kvplan.core.units import GIB, format_gib
 from kvplan.planning.case import Case, Cure
-from kvplan.servers.base import kind_of_cause, terms_of
+from kvplan.servers.base import flag_of, kind_of_cause, terms_of
 from kvplan.servers.logs.failures import Figures, dotted
 from kvplan.servers.logs.obstacles import OF_CAUSE, Obstacle
 
@@ -37,7 +37,7 @@ def reasons(case: Case) -> Iterator[Cure]:
     if case.cause == "host_memory_or_shm" and is_of_one_memory(case):
         yield _action(
             "free the host's page cache (`sync; echo 3 > /proc/sys/vm/drop_caches`) and lower "
-            f"--{terms_of(case.server).share.replace('_', '-')}: the GPU and the host share one memory"
+            f"{flag_of(case.server, terms_of(case.server).share_argument)}: the GPU and the host share one memory"
         )
 
 
@@ -51,7 +51,7 @@ def actions(case: Case) -> Iterator[Cure]:
     if case.cause == "too_few_gpus" and "nsufficient" in case.evidence:
         yield _action(
             "free GPUs on a node (`kubectl describe nodes` lists what is allocated), or request fewer and lower "
-            "--tensor-parallel-size with them"
+            f"{flag_of(case.server, 'tensor_parallel_size')} with them"
         )
     spare = figures.reserved_bytes
     if spare is not None and case.lacking and spare.bytes > max(GIB // 2, case.lacking):

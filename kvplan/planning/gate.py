@@ -35,7 +35,7 @@ def is_void(case: Case, cure: Cure) -> bool:
     if cure.plan is not None and not is_of_memory(case) and kind_of_cause(case.cause) not in SHAPES:
         return True
     args = case.args or {}
-    share = terms_of(case.server).share
+    share = terms_of(case.server).share_argument
     match cure.kind:
         case "enforce_eager":
             return str(args.get("enforce_eager", "")).lower() == "true"
