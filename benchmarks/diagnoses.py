@@ -159,9 +159,9 @@ def part_of(records: list[dict[str, Any]], part: str | None) -> list[dict[str, A
         str(record["source"]).partition(":")[0] if "state" in record else str(record.get("thread"))
         for record in records
     ]
-    held = set(list(dict.fromkeys(keys))[2::3])
+    third = set(list(dict.fromkeys(keys))[2::3])
     return [
-        record for record, key in zip(records, keys, strict=True) if part is None or (key in held) == (part == "held")
+        record for record, key in zip(records, keys, strict=True) if part is None or (key in third) == (part == "held")
     ]
 
 

@@ -276,12 +276,12 @@ class _Reading:
 
     def _fatal_to_its_start(self, hits: list[_Hit]) -> list[_Hit]:
         """Leave out what the server outlived, or what only the end of another process explains."""
-        kept = [hit for hit in hits if not hit.wording.fatal or not self._is_outlived(hit)]
+        fatal = [hit for hit in hits if not hit.wording.fatal or not self._is_outlived(hit)]
         for span in self.states.spans:
-            outlived = [hit for hit in hits if span.begin <= hit.start < span.end and hit not in kept]
-            if span.dead is not None and outlived and not any(span.begin <= hit.start < span.end for hit in kept):
-                kept.append(max(outlived, key=_by_start))  # requests in flight were answered after it
-        return kept
+            outlived = [hit for hit in hits if span.begin <= hit.start < span.end and hit not in fatal]
+            if span.dead is not None and outlived and not any(span.begin <= hit.start < span.end for hit in fatal):
+                fatal.append(max(outlived, key=_by_start))  # requests in flight were answered after it
+        return fatal
 
     def _is_outlived(self, hit: _Hit) -> bool:
         span = self.states.span_of(hit.start)

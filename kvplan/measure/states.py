@@ -25,6 +25,8 @@ TOO_LONG: Final = ("maximum context length", "longer than the maximum model", "l
 _ACCESS: Final = re.compile(r'"(GET|POST|PUT|DELETE) (/\S{0,200}) HTTP/[0-9.]{1,3}" ([1-5][0-9]{2})')
 _FILE: Final = re.compile(r'File "([^"]{1,300})", line')
 _CLOCK: Final = re.compile(r"(?<![0-9])([01][0-9])[-/]([0-3][0-9])[T ]([0-2][0-9]):([0-5][0-9]):([0-5][0-9])")
+_CONTAINER: Final = re.compile(r"\s{0,8}([A-Za-z0-9_.-]{1,80})\s{1,20}\|(?:\s|$)")  # docker compose
+_RISEN: Final = ("Application startup complete", "Uvicorn running on")
 _OF_HTTP: Final = ("/starlette/", "/fastapi/", "/uvicorn/", "/entrypoints/")
 
 
@@ -58,9 +60,9 @@ class Span:
 
     whole     True if its first line is there
     ready     its first line that says that it serves, or its first answered request
-    alive     the last sign of a working engine
-    dead      the first report of a failed process after that
-    told      the first order to stop, unless it was dead by then
+    dead      the first report of a failed process, unless it had been told to stop by then
+    ordered   the first order to stop, unless it was dead by then
+    alive     the last sign of a working engine before it was dead
     finished  an offline run's end
     """
 
@@ -71,18 +73,20 @@ class Span:
     ready: int | None
     alive: int | None
     dead: int | None
-    told: int | None
+    ordered: int | None
     order: Order | None
     finished: int | None
 
     def outlived(self, position: int) -> bool:
         """True if the server worked after this position, or had been told to stop before it."""
-        return (self.alive is not None and self.alive > position) or (self.told is not None and self.told < position)
+        return (self.alive is not None and self.alive > position) or (
+            self.ordered is not None and self.ordered < position
+        )
 
     @property
     def is_up(self) -> bool:
         """True if it served or finished, and nothing reports a failed process since."""
-        return self.dead is None and (self.ready is not None or self.finished is not None or self.told is not None)
+        return self.dead is None and (self.ready is not None or self.finished is not None or self.ordered is not None)
 
 
 class States:
@@ -91,10 +95,13 @@ class States:
     def __init__(self, text: LogText, own: Failures, begins: list[int], ready: Iterable[str]) -> None:
         self.text, self.own = text, own
         self._ready, self._alive = [squeezed(words) for words in ready], [squeezed(words) for words in own.alive]
+        words = (*own.starts, *own.engines, *(phrase for phrase, _ in own.marks))
+        first = [place for phrase in words for place in text.positions(phrase, 1)]
+        self._containers = {container(text.lines[text.line_of(place)]) for place in first} - {None}
         self.answers = [  # (line, status, whether it is a request of a user)
             (index, int(match[3]), match[1] == "POST")
             for index, line in enumerate(text.lines)
-            if "HTTP/" in line and (match := _ACCESS.search(line)) is not None
+            if "HTTP/" in line and (match := _ACCESS.search(line)) is not None and self._is_own(index)
         ]
         self._answer_lines = [line for line, _, _ in self.answers]
         limits = self._limits(begins)
@@ -121,8 +128,23 @@ class States:
 
     # --- signs of life
 
+    def _is_own(self, line: int) -> bool:
+        """False if another container than the server's wrote a line."""
+        name = container(self.text.lines[line]) if self._containers else None
+        return name is None or name in self._containers
+
+    def _last(self, words: str, begin: int, end: int) -> int:
+        """The last position of words that the server itself wrote, or -1."""
+        place = self.text.squeezed.rfind(words, begin, end)
+        while place >= 0 and not self._is_own(self.text.line_of(place)):
+            place = self.text.squeezed.rfind(words, begin, place)
+        return place
+
     def _first(self, words: str, begin: int, end: int) -> int | None:
-        place = self.text.squeezed.find(squeezed(words), begin, end)
+        plain = squeezed(words)
+        place = self.text.squeezed.find(plain, begin, end)
+        while place >= 0 and not self._is_own(self.text.line_of(place)):
+            place = self.text.squeezed.find(plain, place + len(plain), end)
         return None if place < 0 else place
 
     def _firsts(self, phrases: Iterable[str], begin: int, end: int) -> int | None:
@@ -134,26 +156,29 @@ class States:
         return self.answers[low:high]
 
     def _span(self, begin: int, end: int) -> Span:
-        text = self.text
-        served = [text.starts[line] for line, status, posted in self._answered(begin, end) if status < 300 and posted]
-        seen = [text.starts[line] for line, status, _ in self._answered(begin, end) if status < 300]
-        written = self._firsts(self._ready, begin, end)
-        ready = min([*seen[:1], *([] if written is None else [written])], default=None)
-        alive = max([-1, *served[-1:], *(text.squeezed.rfind(words, begin, end) for words in self._alive)])
-        dead = self._firsts((*WRAPPERS, *self.own.deaths), max(begin, alive), end)
+        dead = self._firsts((*WRAPPERS, *self.own.deaths), begin, end)
+        risen = max([begin, *(self._last(squeezed(words), begin, end) for words in _RISEN)])
         orders = [
             (place, order)
             for order in (*ORDERS, *self.own.orders)
-            if (place := self._first(order.phrase, max(begin, alive), end)) is not None
+            if (place := self._first(order.phrase, risen, end)) is not None
         ]
-        told = min((place for place, _ in orders), default=None)
-        if told is not None and dead is not None and dead < told:
-            told = None
-        elif told is not None:
+        ordered = min((place for place, _ in orders), default=None)
+        if ordered is not None and dead is not None and dead < ordered:
+            ordered = None
+        elif ordered is not None:
             dead = None
+        until = end if dead is None else dead  # what an engine's failure is followed by is another server's
+        answers = [
+            (self.text.starts[line], posted) for line, status, posted in self._answered(begin, until) if status < 300
+        ]
+        written = self._firsts(self._ready, begin, until)
+        ready = min([*(place for place, _ in answers[:1]), *([] if written is None else [written])], default=None)
+        served = [place for place, posted in answers if posted][-1:]
+        alive = max([-1, *served, *(self._last(words, begin, until) for words in self._alive)])
         banner = self._firsts(self.own.starts, begin, end)
         whole = banner is not None or self._firsts(self.own.engines, begin, end) is not None
-        is_offline = banner is None and not seen
+        is_offline = banner is None and not answers
         named = [order for _, order in orders if order.by]
         return Span(
             begin,
@@ -163,8 +188,8 @@ class States:
             ready,
             alive if alive >= 0 else None,
             dead,
-            told,
-            None if told is None else next(iter(named), min(orders, key=lambda row: row[0])[1]),
+            ordered,
+            None if ordered is None else next(iter(named), min(orders, key=lambda row: row[0])[1]),
             self._firsts(self.own.finished, begin, end) if is_offline else None,
         )
 
@@ -225,7 +250,7 @@ class States:
             end = "died" if span.ready is not None else "failed"
         elif span.finished is not None:
             end = "finished"
-        elif span.told is not None:
+        elif span.ordered is not None:
             end = "stopped"
         elif span.ready is not None:
             end = "running"
@@ -263,7 +288,7 @@ class States:
         if span.ready is None:
             return None
         ready = self.text.line_of(span.ready)
-        ended = self.text.line_of(next((place for place in (span.dead, span.told) if place is not None), span.end))
+        ended = self.text.line_of(next((place for place in (span.dead, span.ordered) if place is not None), span.end))
         before = self._time_at(range(ready, max(-1, ready - NEAR), -1))
         after = self._time_at(range(min(last, ended), ready, -1))
         if before is None or after is None or after < before:
@@ -273,6 +298,12 @@ class States:
     def _time_at(self, lines: Iterable[int]) -> datetime | None:
         """Time of the first of these lines that has one."""
         return next(filter(None, (clock(self.text.lines[index]) for index in lines)), None)
+
+
+def container(line: str) -> str | None:
+    """The container that docker compose names before a line, or None."""
+    match = _CONTAINER.match(line)
+    return None if match is None else match[1]
 
 
 def clock(line: str) -> datetime | None:

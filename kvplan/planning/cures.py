@@ -593,9 +593,9 @@ def quantized(search: Search) -> Cure | None:
     siblings = [catalog.quantized(own, method) for method in SIBLINGS] if own is not None else []
     for name in filter(None, siblings):
         with suppress(KvplanError):
-            made = plan(replace(search.request, spec=catalog.load(name)))
-            if made.fits:
-                text = f"serve {catalog.facts(name)['id']}: its weights take {format_gib(made.memory.weights)}"
+            other = plan(replace(search.request, spec=catalog.load(name)))
+            if other.fits:
+                text = f"serve {catalog.facts(name)['id']}: its weights take {format_gib(other.memory.weights)}"
                 return replace(cure, flags=(), text=text)
     return cure
 

@@ -24,10 +24,10 @@ def is_of_memory(case: Case) -> bool:
 
 def passed(case: Case, reasons: Iterable[Cure], results: Iterable[Cure], others: Iterable[Cure]) -> list[Cure]:
     """Reasons first, then the fixes that help, best first, and what else can be done."""
-    kept = [cure for cure in results if not is_void(case, cure)]
-    gpus_only = all(cure.kind == "tensor_parallel_size" for cure in kept)
-    kept.sort(key=lambda cure: 0 if gpus_only or cure.kind not in LAST else 1 + LAST.index(cure.kind))
-    return [*reasons, *kept, *others]
+    helpful = [cure for cure in results if not is_void(case, cure)]
+    gpus_only = all(cure.kind == "tensor_parallel_size" for cure in helpful)
+    helpful.sort(key=lambda cure: 0 if gpus_only or cure.kind not in LAST else 1 + LAST.index(cure.kind))
+    return [*reasons, *helpful, *others]
 
 
 def is_void(case: Case, cure: Cure) -> bool:

@@ -136,12 +136,12 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
     """Each fix with its cost, and the command of the best one that has a command."""
     cures = doc["cures"]
     first = list(takewhile(lambda cure: not cure["starts"] and not cure["proof"], cures))
-    rest = cures[len(first) :]
-    planned = [cure for cure in rest if cure["starts"]]
-    proved = [cure for cure in rest if not cure["starts"] and cure["proof"]]
-    others = [cure for cure in rest if not cure["starts"] and not cure["proof"]]
+    later = cures[len(first) :]
+    planned = [cure for cure in later if cure["starts"]]
+    proved = [cure for cure in later if not cure["starts"] and cure["proof"]]
+    others = [cure for cure in later if not cure["starts"] and not cure["proof"]]
     parts = [
-        other_lines(first, "First" if rest else "Fixes"),
+        other_lines(first, "First" if later else "Fixes"),
         planned_lines(planned, runs=doc["outcome"] == "started"),
         proved_lines(proved),
         other_lines(others, "Other fixes"),

@@ -53,7 +53,7 @@ def test_a_file_is_scored_by_what_its_texts_hold(
     file.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     monkeypatch.setattr("sys.argv", ["diagnoses.py", str(file), "--json", str(out), "--show"])
     assert diagnoses.main() == 0
-    document = json.loads(out.read_text())
+    document = json.loads(out.read_text())["failures.jsonl"]
     assert {group: counts for group, counts in document["groups"].items() if "cures" not in group} == {
         "log, decisive": {"right": 2},
         "words, not decisive": {"none": 1},
@@ -61,3 +61,31 @@ def test_a_file_is_scored_by_what_its_texts_hold(
     }
     assert [row["cause"] for row in document["rows"]] == ["no_kv_memory", None, None]
     assert "2: words, not decisive: oom_profile_run -> None" in capsys.readouterr().out
+
+
+READY = "INFO:     Application startup complete."
+LOGS = [
+    {"id": "a", "source": "one/repo:x.log", "state": "serving", "text": READY},
+    {"id": "b", "source": "two/repo:x.log", "state": "stopped by signal", "text": f"{READY}\nINFO:     Shutting down"},
+    {"id": "c", "source": "three/repo:x.log", "state": "serving", "text": f"{READY}\nEngineCore encountered an issue."},
+]
+
+
+def test_whole_logs_are_scored_by_their_state_and_a_healthy_log_called_dead_is_counted() -> None:
+    rows = diagnoses.score_states(LOGS)
+    assert [(row["verdict"], row["false_alarm"]) for row in rows] == [
+        ("right", False),
+        ("right", False),
+        ("wrong", True),
+    ]
+
+
+def test_every_third_repository_is_set_apart() -> None:
+    assert [record["id"] for record in diagnoses.part_of(LOGS, "held")] == ["c"]
+    assert [record["id"] for record in diagnoses.part_of(LOGS, "first")] == ["a", "b"]
+
+
+def test_an_action_is_a_cure_of_its_kind() -> None:
+    record = {"cure": ["newer driver", "--tp 2", "use 0.8.4"], "cure_confirmed": True}
+    assert diagnoses.cure_kinds(record) == ["driver", "tp"]
+    assert diagnoses.cure_kinds(record | {"cure_confirmed": False}) == []

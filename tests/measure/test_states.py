@@ -152,3 +152,14 @@ def test_whole_logs_of_public_servers_are_in_their_state_and_no_healthy_one_is_c
     assert [row["id"] for row in rows if row["false_alarm"]] == []
     assert sum(row["verdict"] == "right" for row in rows) >= 0.97 * len(rows)
     assert all(lines_of(record) for record in records)
+
+
+def test_another_container_of_the_same_compose_log_is_not_the_server() -> None:
+    lines = [f"vllm-1  | {line}" for line in (BANNER, LOADING, NO_MEMORY)]
+    others = [f"web-1   | {line}" for line in (READY, ANSWER)]
+    assert failure(*lines, *others).outcome == "failed"
+
+
+def test_an_engine_s_failure_is_not_followed_by_its_own_answers() -> None:
+    """A proxy in the same file goes on answering."""
+    assert failure(BANNER, READY, ANSWER, DEAD, READY, ANSWER).outcome == "died"

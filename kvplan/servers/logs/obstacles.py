@@ -377,7 +377,7 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
         "segmentation_fault", "one of its processes crashed (SIGSEGV)", "one of its processes crashed (SIGSEGV)",
         (
             Fix("set PYTHONFAULTHANDLER=1 and start again: the trace then ends in the library that crashed; a library "
-                "that was installed or replaced beside the server's own is the usual reason"),
+                "that was installed over the server's own is the usual reason"),
         ),
         (
             ("Exit Code: 139", "kubectl describe"),
