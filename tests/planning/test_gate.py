@@ -53,7 +53,7 @@ def test_a_model_of_text_has_no_images_to_limit_and_a_quantized_checkpoint_comes
     loaded = "INFO [gpu_model_runner.py:1] Model loading took 14.19 GiB and 30.0 seconds"
     frame = '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 6430, in profile_run'
     document = answer(
-        BANNER,
+        BANNER.replace("0.23.0", "0.12.0"),
         ARGS.format("Qwen/Qwen2.5-7B-Instruct", ", 'dtype': 'half', 'max_model_len': 8192"),
         loaded,
         frame,
