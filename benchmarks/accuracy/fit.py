@@ -15,7 +15,7 @@ from benchmarks.accuracy.scoring import Refused, Score, Scored, score_case
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm import activations, overheads
 from kvplan.servers.vllm.log_rows import activation_peak
 
 
@@ -47,7 +47,8 @@ SAMPLERS = {
     id(overheads.SAMPLER_TO_024): "of runner V1, from 0.17",
     id(overheads.SAMPLER_V2_TO_027): "of runner V2, to 0.27",
     id(overheads.SAMPLER_V2_TO_032): "of runner V2, 0.28 to 0.32",
-    id(overheads.SAMPLER_V2): "of runner V2, from 0.33",
+    id(overheads.SAMPLER_V2): "of runner V2, from 0.33, with FlashInfer",
+    id(overheads.SAMPLER_V2_TRITON): "of runner V2, from 0.33, without FlashInfer",
 }
 RANGES = {
     id(getattr(overheads, name)): name.removeprefix("NON_TORCH_").lower().replace("_", " ")
@@ -60,7 +61,7 @@ def sampler_kind(the_plan: Plan) -> str:
     """The class of a plan's sampler. Logs of 0.11 sort (nine of one thread, 38.2-38.6): they are of the class that
     sorts, while those of 0.8 to 0.10 that do not state an installation are of both kinds, and a class of their own.
     """
-    shipped = overheads.sampler_of(the_plan.settings)
+    shipped = overheads.sampler_of(the_plan.settings, the_plan.request.gpu)
     if shipped is overheads.SAMPLER_TO_011 and the_plan.settings.version.has("v1_only"):
         shipped = overheads.SAMPLER_TO_016
     return "sampler " + SAMPLERS[id(shipped)]
@@ -120,16 +121,24 @@ def implied_peak(case: Case, the_plan: Plan) -> float | None:
 
 def beside_sampler(the_plan: Plan) -> int:
     """Bytes of a logged activation peak that are not per sampled entry: hidden states, workspaces, inputs."""
-    shipped = overheads.sampler_of(the_plan.settings).likely
+    shipped = overheads.sampler_of(the_plan.settings, the_plan.request.gpu).likely
     return activation_peak(the_plan) - int(sampled_entries(the_plan) * shipped)
 
 
 def peak_with(the_plan: Plan, per_entry: float) -> int:
     """Bytes of the activation peak with `per_entry` bytes in the sampler."""
     request = the_plan.request
-    changed = replace(overheads.sampler_of(the_plan.settings), low=per_entry, likely=per_entry, high=per_entry)
-    return overheads.activations(
-        request.spec, the_plan.settings, request.args, request.release, stage=the_plan.stage, sampler=changed
+    changed = replace(
+        overheads.sampler_of(the_plan.settings, the_plan.request.gpu), low=per_entry, likely=per_entry, high=per_entry
+    )
+    return activations.activations(
+        request.spec,
+        the_plan.settings,
+        request.args,
+        request.release,
+        request.gpu,
+        stage=the_plan.stage,
+        sampler=changed,
     ).likely
 
 

@@ -18,7 +18,7 @@ from kvplan.planning.plan import Request, plan
 from kvplan.servers.base import parse_engine
 from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm import adapters, moe_backends, overheads
+from kvplan.servers.vllm import activations, adapters, moe_backends, overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import Range, Sampler
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -39,7 +39,7 @@ def estimates(case: Case) -> dict[str, Estimate]:
     spec, settings, args, device = case
     rows = {
         "buffers": overheads.buffers(spec, settings, args),
-        "activations": overheads.activations(spec, settings, args, settings.version),
+        "activations": activations.activations(spec, settings, args, settings.version, device),
         "non_torch": overheads.non_torch(spec, settings, args, device),
         "lora": adapters.lora(spec, settings, args),
     }
@@ -151,10 +151,12 @@ def test_the_median_error_of_activation_peaks_is_small() -> None:
 @pytest.mark.parametrize(("pp", "logged"), [(2, 1.10), (4, 1.05)])
 def test_the_first_pipeline_stage_does_not_sample(pp: int, logged: float) -> None:
     spec, settings, args, _ = logged_019("llama-3.1-8b", 1, pp)  # the same report's pipeline rows, first rank
-    first = overheads.activations(spec, settings, args, settings.version, stage=0)
-    last = overheads.activations(spec, settings, args, settings.version, stage=pp - 1)
+    first = activations.activations(spec, settings, args, settings.version, device, stage=0)
+    last = activations.activations(spec, settings, args, settings.version, device, stage=pp - 1)
     assert first.likely / GIB == pytest.approx(logged, abs=0.1)
-    assert overheads.activations(spec, settings, args, settings.version).likely == max(first.likely, last.likely)
+    assert activations.activations(spec, settings, args, settings.version, device).likely == max(
+        first.likely, last.likely
+    )
 
 
 class TestSparseAttention:
@@ -166,7 +168,7 @@ class TestSparseAttention:
         args = EngineArgs(202752, 8, enforce_eager=True)
         spec, settings, _, device = case("glm-5.1", "h200", (0, 20), args)
         spent = overheads.buffers(spec, settings, args).likely - overheads.loaded(spec, settings, args, None).total
-        spent += overheads.activations(spec, settings, args, settings.version).likely
+        spent += activations.activations(spec, settings, args, settings.version, device).likely
         spent += overheads.non_torch(spec, settings, args, device).likely
         left = (device.total_memory * 0.92 - spent) / GIB - 89.39
         assert left == pytest.approx(32.06, rel=0.01)
@@ -191,7 +193,7 @@ class TestSparseAttention:
         spec, settings, args, _ = case("deepseek-v3.2", "h200", (0, 33), EngineArgs(32768))
         small_indexer = replace(settings, version=replace(settings.version, indexer_logits_mib=128))
         usual, less = (
-            overheads.activations(spec, kind, args, kind.version).likely for kind in (settings, small_indexer)
+            activations.activations(spec, kind, args, kind.version, device).likely for kind in (settings, small_indexer)
         )
         assert usual - less == (512 - 128) * MIB
         old = case("deepseek-v3.2", "h200", (0, 18), EngineArgs(32768))
@@ -203,7 +205,8 @@ def test_nvfp4_experts_work_in_place_on_blackwell() -> None:
     args = EngineArgs(8192, 8, max_num_batched_tokens=8192)
     spec, settings, args, _ = case("glm-5.1", "rtx-pro-6000", (0, 20), args)
     spec = replace(spec, quantization=Quantization("modelopt", Scheme("nvfp4", group_size=16)))
-    here, there = (overheads.buffers(spec, settings, args, sm=sm) for sm in (120, 90))
+    cards = (gpus.gpu("rtx-pro-6000"), gpus.gpu("h100"))
+    here, there = (overheads.buffers(spec, settings, args, gpu=card) for card in cards)
     fixed = overheads.loaded(spec, settings, args, None).total + 8192 * overheads.INPUT_BYTES
     keys = overheads.indexer_workspace(spec, settings)[0]
     assert here.likely == fixed + keys + 8192 * 6144 * 2
@@ -222,7 +225,7 @@ def test_the_sampler_halved_in_017() -> None:
     # Qwen3-14B on H100: 5.64 GiB in 0.16, 2.23 in 0.17 (llm-d-planner's accuracy report)
     for number, logged in (((0, 16), 5.64), ((0, 17), 2.23)):
         spec, settings, args, _ = case("qwen3-14b", "h100", number, EngineArgs(8192))
-        estimate = overheads.activations(spec, settings, args, settings.version)
+        estimate = activations.activations(spec, settings, args, settings.version, device)
         assert estimate.likely / GIB == pytest.approx(logged, abs=0.05)
 
 
@@ -230,7 +233,7 @@ def test_unchunked_prefill_makes_the_forward_pass_the_peak() -> None:
     # Llama-3.1-8B on a 3090, vllm-project/vllm#10517: 17.06 GiB peak of torch minus 14.99 of weights
     args = EngineArgs(20000, max_num_batched_tokens=20000, max_num_seqs=256)
     spec, settings, args, _ = case("llama-3.1-8b", "rtx-3090", (0, 6), args)
-    estimate = overheads.activations(spec, settings, args, settings.version)
+    estimate = activations.activations(spec, settings, args, settings.version, device)
     assert estimate.low <= (17.06 - 14.99) * GIB <= estimate.high
     assert "widest" in estimate.formula
 
@@ -260,7 +263,7 @@ def test_deepseek_keeps_dequantised_up_projections() -> None:
 
 def test_mla_allocates_a_stand_in_for_its_prefill_workspace() -> None:
     spec, settings, args, _ = case("deepseek-v3", "h200", (0, 33), EngineArgs(tensor_parallel_size=8, max_num_seqs=32))
-    estimate = overheads.activations(spec, settings, args, settings.version)
+    estimate = activations.activations(spec, settings, args, settings.version, device)
     assert overheads.widths(spec, 8, 1).latent == 16 * 256
     assert estimate.low >= 65_536 * 16 * 256 * 2
 
@@ -313,7 +316,7 @@ def test_float32_logits_take_two_bytes_more_per_entry() -> None:
     # 4.80 / 2.172 = 2.21 GiB for Llama-3.1-8B in float32, vLLM 0.19 (llm-d-planner's accuracy report)
     args = EngineArgs(8192, dtype="float32")
     spec, settings, args, _ = case("llama-3.1-8b", "h100", (0, 19), args)
-    estimate = overheads.activations(spec, settings, args, settings.version)
+    estimate = activations.activations(spec, settings, args, settings.version, device)
     assert estimate.likely / GIB == pytest.approx(2.21, abs=0.03)
 
 
@@ -327,13 +330,13 @@ def test_rocm_and_context_ranges() -> None:
 
 def test_formulas_take_their_numbers_apart() -> None:
     spec, settings, args, _ = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
-    peak = overheads.activations(spec, settings, args, settings.version)
+    peak = activations.activations(spec, settings, args, settings.version, device)
     assert "x 12 B (2 logits + 4 fp32 copy + 6 scratch)" in peak.formula  # 2 + 4 + 6 = 12
     assert peak.kind == "calibrated"  # the scratch is bounded by logs, not derived
     spec, settings, args, _ = case(
         "llama-3.1-8b", "h100", (0, 33), EngineArgs(max_num_batched_tokens=2048, dtype="float32")
     )
-    wide = overheads.activations(spec, settings, args, settings.version)
+    wide = activations.activations(spec, settings, args, settings.version, device)
     assert "x 14 B (4 logits + 4 fp32 copy + 6 scratch)" in wide.formula
     spec, settings, args, device = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
     non_torch = overheads.non_torch(spec, settings, args, device)

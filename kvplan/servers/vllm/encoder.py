@@ -11,7 +11,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans import plan as plans
 from kvplan.servers.plans.plan import Refusal, Request
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm import features, overheads, rules
+from kvplan.servers.vllm import activations, features, rules
 from kvplan.servers.words.argument_values import processor_kwargs
 from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.servers.words.item_limits import limits_of
@@ -187,7 +187,7 @@ def items(request: Request, settings: Settings) -> features.Items:
     own, budget = budget_of(*inputs), None
     if own is not None:
         sizes = {name: item.tokens for name, item in own.items.items()}
-        batch = own.batch if overheads.profiles_items(*inputs) else 0
+        batch = own.batch if activations.profiles_items(*inputs) else 0
         budget = plans.EncoderBudget(own.compute, own.cache, own.profiled, batch, sizes, dict(own.per_prompt))
     return features.Items(budget, refusal(*inputs), tuple(encoder_notes(*inputs)))
 

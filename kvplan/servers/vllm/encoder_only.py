@@ -17,7 +17,7 @@ from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, PoolShare, 
 from kvplan.servers.plans.pool import Capacity, Pool
 from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm import overheads, supported
+from kvplan.servers.vllm import activations, overheads, supported
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -107,16 +107,16 @@ def budget_of(request: Request, settings: Settings) -> Budget:
     width = overheads.widths(spec, args.tensor_parallel_size, 1).layer
     element, tokens = overheads.element_bytes(settings), settings.max_num_batched_tokens
     forward = element * tokens * (2 * spec.hidden_size + width)
-    low, likely, high = (int(forward * factor) for factor in overheads.FORWARD_RANGE)
+    low, likely, high = (int(forward * factor) for factor in activations.FORWARD_RANGE)
     how = f"{tokens:,} tokens x (2 x {spec.hidden_size:,} hidden + {width:,} widest) x {element} B"
     none = Estimate(0, 0, 0, "none", SOURCE, "exact")
     estimates = {
         **dict.fromkeys(BUDGET_ROWS, none),
         # There is no sampling: no row of logits is kept for a request.
         "buffers": overheads.buffers(
-            replace(spec, vocab_size=0), settings, args, own_layout(request, 0), stage=0, sm=gpu.sm
+            replace(spec, vocab_size=0), settings, args, own_layout(request, 0), stage=0, gpu=gpu
         ),
-        "activations": Estimate(low, likely, high, f"{how} x {overheads.FORWARD_RANGE[1]}", SOURCE, "formula"),
+        "activations": Estimate(low, likely, high, f"{how} x {activations.FORWARD_RANGE[1]}", SOURCE, "formula"),
         "cuda_graphs": graphs_of(request, settings),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
         "context": overheads.context(gpu, args),

@@ -1,15 +1,15 @@
-"""Tensors that are live at once where a layer has experts, latents (MLA) or recurrent states; see live.py."""
+"""Tensors that are live at once where a layer has experts, latents (MLA) or recurrent states; see activations.py."""
 
 from collections.abc import Iterator
 
 from kvplan.models.spec import LatentAttention, ModelSpec, RecurrentState, Sharing, Weight
-from kvplan.servers.vllm.live import SINGLE, Layer, Live, wide_norm
+from kvplan.servers.vllm.activations import SINGLE, Layer, Live, wide_norm
 from kvplan.sizing.weights import local_shape
 
 # Routers that read hidden states in float32. Source: vLLM 0.33 models/minimax_m2.py, mimo_v2.py.
 WIDE_ROUTERS = {"minimax_m2": 3, "mimo_v2_flash": 5}
-# Hidden states that a class keeps beyond others, on several ranks: eagerly, compiled. Source: models/*.py of 0.33.
-BEYOND = {"llama4": (-1, 0), SINGLE: (-1, 0), "granitemoehybrid": (1, -1), "gemma4": (2, 0)}
+# Hidden states that a class keeps beyond others on several ranks, eagerly. Source: models/*.py of 0.33.
+BEYOND = {"llama4": -1, SINGLE: -1, "granitemoehybrid": 1, "gemma4": 2}
 
 
 def live(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[Live]:
@@ -35,9 +35,10 @@ def experts(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[
         inner = sum(local_shape(w, tp)[0] for w in layer.weights if w.experts and w.split == "inputs")
         yield {**kept, "hidden": 4 * hidden, "chosen experts": spec.experts_per_token * (hidden + inner)}
         return
-    copies = 4 + (tp > 1) + 2 * parts.shared
-    if tp > 1:
-        copies += BEYOND.get(kind, (0, 0))[0 if eager else 1]
+    if eager:
+        copies = 4 + (tp > 1) + 2 * parts.shared + (BEYOND.get(kind, 0) if tp > 1 else 0)
+    else:
+        copies = (6 if parts.shared else 4 + (tp > 1)) + (2 if tp > 1 and wide_norm(spec) == 11 else 0)
     if eager and (base := WIDE_ROUTERS.get(kind)) is not None:
         yield {"hidden": (base + 2) * hidden, "router": 2 * parts.router}
     yield {**kept, "hidden": copies * hidden, "router": (2 if eager else 1) * parts.router}
@@ -64,7 +65,9 @@ def projected(layer: Layer, tp: int, *names: str) -> int:
 
 def outputs_of(layer: Layer, tp: int) -> int:
     """Inputs of a mixer's last matrix, on a rank."""
-    return sum(local_shape(w, tp)[0] for w in layer.weights if w.group == "state" and w.split == "inputs" and is_last(w))
+    return sum(
+        local_shape(w, tp)[0] for w in layer.weights if w.group == "state" and w.split == "inputs" and is_last(w)
+    )
 
 
 def is_last(weight: Weight) -> bool:
@@ -95,7 +98,7 @@ def delta_net(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Live:
     mixed = projection - inner  # queries, keys and values
     apart = spec.model_type == "qwen3_next"
     if eager:
-        hidden = (5 if wide_norm(spec) else 4) * spec.hidden_size
+        hidden = ((5 if wide_norm(spec) else 4) + (tp > 1)) * spec.hidden_size
         copies = {"qkv": 2 * mixed, "core": 3 * inner} if apart else {"core": 3 * inner}
         return {"hidden": hidden, "in_proj": projection + small, **copies}
     copies = {"qkv": mixed, "core": 3 * inner} if apart else {"core": 2 * inner}

@@ -12,7 +12,6 @@ partly as weights (rotary tables) and partly as peak activation (MoE workspace).
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from kvplan.servers.plans.plan import Estimate, Kind
 from kvplan.servers.plans.weights import ONLINE_NAMES
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.changes import since
-from kvplan.servers.vllm.rules import takes_items
+from kvplan.servers.vllm.rules import generates
 from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.allocator import weights_excess
 from kvplan.sizing.weights import Layout, cdiv, local_shape, scheme_for, stage_layers
@@ -225,29 +224,32 @@ def buffers(
     layout: Layout | None = None,
     *,
     stage: int | None = None,
-    sm: int = 0,
+    gpu: GpuSpec | None = None,
 ) -> Estimate:
     """Bytes of persistent tensors allocated before the pool is sized: rotary tables, sampling state, workspaces.
 
     layout  how the weights are sharded, if the spec determines it; it adds the allocator's padding
     stage   pipeline stage; only the last one samples; None: the last
-    sm      `GpuSpec.sm`; Blackwell's kernels for NVFP4 experts work in place
+    gpu     Blackwell's kernels for NVFP4 experts work in place; Triton's sampler keeps rows for its multiprocessors
     """
     tokens, seqs = settings.max_num_batched_tokens, settings.max_num_seqs
     with_weights = loaded(spec, settings, args, layout)
     sampling = 0
     formula = f"rotary {with_weights.ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
-    samples = stage is None or stage == args.pipeline_parallel_size - 1
+    samples = (stage is None or stage == args.pipeline_parallel_size - 1) and not pools(spec, args)
     if samples and settings.runner_v2 and settings.version.has("consumed_memory"):
         sampling = seqs * (4 * spec.vocab_size + 8 * cdiv(spec.vocab_size, 32))
         formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B sampling"
+        if gpu is not None and (kept := sampler_rows(settings, gpu)):
+            sampling += 4 * kept * spec.vocab_size
+            formula += f" + {kept} x {spec.vocab_size:,} vocab x 4 B top-k"
     fixed = with_weights.total + sampling + tokens * INPUT_BYTES
     if with_weights.latents:
         formula += f" + MLA copies {with_weights.latents:,} B"
     if with_weights.alignment:
         formula += f" + alignment {with_weights.alignment:,} B"
     gathered, gathered_text = indexer_workspace(spec, settings)
-    room, room_text = expert_room(spec, settings, args, sm)
+    room, room_text = expert_room(spec, settings, args, 0 if gpu is None else gpu.sm)
     low, likely, high = (fixed + size for size in room)
     formula += room_text
     # The code suggests that experts and indexer may share one workspace in turn; one log has room for both.
@@ -301,7 +303,7 @@ def with_draft(own: Estimate, draft: ModelSpec, settings: Settings, args: Engine
     )
 
 
-# --- what a step needs for a moment -------------------------------------------------------------------------------
+# --- sampling -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,35 +360,45 @@ SAMPLER_V2_TO_032 = Sampler(
     2.0, 2.9, 8.0, "0.9 rounding",
     f"vLLM 0.28 to 0.32 gpu/sample/sampler.py, no log; {EVIDENCE}sampler", "formula",
 )  # fmt: skip
-# From 0.33 a second pass sets every sampling parameter: 2 for logits, 4 for the fp32 copy; the scratch space of top-k
-# and softmax is not derived. Two logs of August and September 2026 without graphs bound the sum to 8 and 14 if they use
-# the default of 256 sequences.
+# From 0.33 a second pass sets every sampling parameter: 2 for logits, 4 for the fp32 copy, and with FlashInfer 4 for
+# the logits that its top-k masks and 4 for their softmax; without it Triton's top-k works in place. Both are the bytes
+# of the server's own sampler on tensors without data; no log states them apart.
 SAMPLER_V2 = Sampler(
-    8.0, 12.0, 16.0, "4 fp32 copy + 6 scratch",
-    f"vLLM 0.33 model_runner.py, scratch bounded by 2 logs only; {EVIDENCE}sampler", "calibrated",
+    14.0, 14.0, 14.0, "4 fp32 copy + 4 masked + 4 softmax",
+    f"vLLM 0.33 model_runner.py (_dummy_sampler_run), FlashInfer; {EVIDENCE}sampler", "formula",
 )  # fmt: skip
-
-# Ratio of a forward pass to 2 B x tokens x (2 hidden + widest part of a layer): 1.08-1.25, median 1.19, n = 8 logs of 4
-# threads in which it sets the peak: Llama-3.1-8B with 20,000 and 29,000 tokens unchunked (vllm-project/vllm#10517),
-# Qwen2.5-7B on V100, Qwen2.5-3B of Unsloth, and in the accuracy report CodeLlama-7B, granite-3.1-8b and both pipeline
-# rows.
-FORWARD_RANGE = (1.0, 1.2, 1.4)
-FORWARD_SOURCE = f"vLLM 0.33 profile run; vllm#10517, llm-d-planner v0.19.0; {EVIDENCE}forward"
-MLA_ROWS = 65_536  # most rows of the dummy tensor for MLA's prefill workspace
-# Encoder outputs of a full batch of items, and a copy: +0.05 to 0.28 GiB over text models in vLLM 0.19 logs (Gemma 3,
-# MiMo-VL, Kimi-VL, Mistral 3, granite-vision: 1 thread, 6 models; 2 x tokens x hidden x 2 B gives 0.06-0.16).
-ENCODER_COPIES = 2
-# A tower's own peak was up to 2.4 GiB above that in logs of 0.8-0.10 (Gemma 3, llava, Qwen2-VL); video or very large
-# images took up to 13 GiB more, which no range here covers.
-ENCODER_HIGH = 5 * GIB // 2
+SAMPLER_V2_TRITON = Sampler(
+    6.0, 6.0, 6.0, "4 fp32 copy",
+    f"vLLM 0.33 model_runner.py (_dummy_sampler_run), Triton; {EVIDENCE}sampler", "formula",
+)  # fmt: skip
+# GPUs that FlashInfer samples on. Source: vLLM 0.33 v1/sample/ops/topk_topp_sampler.py (flashinfer_sampler_supported).
+FLASHINFER_SM, FLASHINFER_COUNT = range(80, 122), 16
 
 
-def sampler_of(settings: Settings) -> Sampler:
-    """Return the sampler of a release and its installation options: `--engine vllm@0.9+flashinfer`."""
+def samples_with_flashinfer(release: Version, gpu: GpuSpec) -> bool:
+    """True if FlashInfer samples, where the server looks at the GPU (from 0.33 on), or an installation is stated."""
+    if gpu.vendor != "nvidia" or release.flashinfer is False:
+        return False
+    return gpu.sm in FLASHINFER_SM and (gpu.sm_count is None or gpu.sm_count > FLASHINFER_COUNT)
+
+
+def sampler_rows(settings: Settings, gpu: GpuSpec) -> int:
+    """Rows of logits that Triton's top-k keeps: one for each multiprocessor, or for each sequence if these are fewer.
+
+    Source: vLLM 0.33 v1/sample/ops/topk_topp_triton.py (apply_top_k_top_p_triton).
+    """
+    if sampler_of(settings, gpu) is not SAMPLER_V2_TRITON or gpu.sm_count is None:
+        return 0
+    rows = min(gpu.sm_count, settings.max_num_seqs, settings.max_num_batched_tokens)
+    return min(1 << (rows - 1).bit_length(), gpu.sm_count)
+
+
+def sampler_of(settings: Settings, gpu: GpuSpec) -> Sampler:
+    """Return the sampler of a release, a GPU and its installation options: `--engine vllm@0.9+flashinfer`."""
     release = settings.version
     if settings.runner_v2:
         if release.has("sampler_warm_up"):
-            return SAMPLER_V2
+            return SAMPLER_V2 if samples_with_flashinfer(release, gpu) else SAMPLER_V2_TRITON
         return SAMPLER_V2_TO_032 if release.has("logits_as_they_are") else SAMPLER_V2_TO_027
     if release.has("lean_sampler"):
         return SAMPLER_TO_024
@@ -397,158 +409,13 @@ def sampler_of(settings: Settings) -> Sampler:
     return SAMPLER_TO_016 if release.has("sampler_on_request") else SAMPLER_TO_011
 
 
-def activations(
-    spec: ModelSpec,
-    settings: Settings,
-    args: EngineArgs,
-    release: Version,
-    *,
-    stage: int | None = None,
-    sampler: Sampler | None = None,
-    sm: int = 0,
-) -> Estimate:
-    """Transient peak of the profiling run: the larger of a forward pass of `max_num_batched_tokens`, and the hidden
-    states kept while `max_num_seqs` rows are sampled. Only the last pipeline stage samples; `stage` None: the stage
-    with the most. `sampler` overrides the release's own; `sm`: `GpuSpec.sm`.
+def pools(spec: ModelSpec, args: EngineArgs) -> bool:
+    """True if the profile run ends with a pooler, which samples nothing and needs less than the forward pass."""
+    if generates(spec, args):
+        return False
+    from kvplan.servers.vllm import pooling  # of what does not plainly generate
 
-    Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run); constants above.
-    """
-    element, tokens = element_bytes(settings), settings.max_num_batched_tokens
-    seqs = settings.max_num_seqs
-    if settings.first_engine and takes_items(spec, args, release):
-        from kvplan.servers.vllm import encoder  # of a multimodal model
-
-        seqs = encoder.first_engine_seqs(spec, settings, args, release)
-    width = widths(spec, args.tensor_parallel_size, expert_ranks(args))
-    hidden = element * tokens * spec.hidden_size
-    forward = element * tokens * (2 * spec.hidden_size + width.layer)
-    sent_on = 2 * hidden if args.pipeline_parallel_size > 1 else 0  # hidden and residual, sent on to the next stage
-    if width.latent:
-        rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
-        sent_on += element * rows * width.latent
-    sampler = sampler or sampler_of(settings)
-    samples = stage is None or stage == args.pipeline_parallel_size - 1
-    entries = min(seqs, tokens) * spec.vocab_size if samples else 0
-    wider = element - 2
-    sampling = hidden + int(entries * (sampler.likely + wider))
-    passing = sent_on + int(forward * FORWARD_RANGE[1])
-    # In the code the logits of sparse attention belong to the forward pass; one log shows them together with the
-    # sampler.
-    logits = indexer_logits(spec, settings)
-    low = max(sent_on + forward + logits, hidden + int(entries * (sampler.low + wider)))
-    likely = max(passing, sampling) + logits
-    high = max(sent_on + int(forward * FORWARD_RANGE[2]), hidden + int(entries * (sampler.high + wider))) + logits
-    if release.has("consumed_memory") and not release.has("profiled_without_splits"):
-        high += forward
-    if sampling >= passing:
-        formula = (
-            f"{min(seqs, tokens):,} seqs x {spec.vocab_size:,} vocab x {sampler.likely + wider:g} B"
-            f" ({element} logits + {sampler.rest}) + {tokens:,} x {spec.hidden_size:,} hidden x {element} B"
-        )
-        source, kind = sampler.source, sampler.kind
-    else:
-        formula = (
-            f"{tokens:,} tokens x (2 x {spec.hidden_size:,} hidden + {width.layer:,} widest) x {element} B"
-            f" x {FORWARD_RANGE[1]} (temporaries, fitted){f' + {sent_on:,} B kept' if sent_on else ''}"
-        )
-        source, kind = FORWARD_SOURCE, "calibrated"
-    if logits:
-        formula += f" + {logits // MIB:,} MiB indexer logits"
-    if not profiles_items(spec, settings, args, release) or (stage or 0) > 0:
-        return Estimate(low, likely, high, formula, source, kind)
-    experts, _ = expert_room(spec, settings, args, sm, shared=True)
-    return with_encoder(Estimate(low, likely, high, formula, source, kind), spec, settings, args, release, experts)
-
-
-def profiles_items(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> bool:
-    """True if the profile run has a batch of images, videos or audio."""
-    runner = not settings.runner_v2 or release.has("runner_v2_encoder")
-    return takes_items(spec, args, release) and runner and not args.skip_mm_profiling
-
-
-def with_encoder(
-    own: Estimate,
-    spec: ModelSpec,
-    settings: Settings,
-    args: EngineArgs,
-    release: Version,
-    experts: tuple[int, int, int],
-) -> Estimate:
-    """Add the encoder's peak: its largest batch runs first, and its outputs stay live while the language model runs.
-
-    experts  bytes of the experts' workspace, counted as buffers: they are allocated after the encoder has run, so its
-    peak can reuse their space
-
-    Source: vLLM 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py (profile_run).
-    """
-    element = element_bytes(settings)
-    from kvplan.servers.vllm import encoder  # of a multimodal model
-
-    batch = encoder.budget_of(spec, settings, args, release)
-    if batch is None:
-        outputs = ENCODER_COPIES * element * max(settings.max_num_batched_tokens, spec.item_tokens) * spec.hidden_size
-        return Estimate(
-            own.low, own.likely + outputs, own.high + outputs + ENCODER_HIGH,
-            f"{own.formula} + encoder outputs {outputs:,} B", own.source, own.kind,
-        )  # fmt: skip
-    padded = release.has("padded_items") and not release.has("items_as_they_are")
-    tokens = batch.batch * (batch.tokens if padded else batch.item.made or batch.item.tokens)
-    outputs = element * tokens * (batch.item.width or spec.hidden_size)
-    patches = batch.batch * batch.item.patches
-    whole = args.mm_encoder_tp_mode == "data" and by_data(spec, batch.profiled)
-    if whole and args.tensor_parallel_size > 1:
-        patches = batch.item.patches * cdiv(batch.batch, args.tensor_parallel_size)
-    per_patch = tower_elements(spec, batch.profiled, 1 if whole else args.tensor_parallel_size)
-    tower = element * patches * per_patch
-    low, likely, high = (
-        outputs + int(tower * factor) - room for factor, room in zip(TOWER_RANGE, experts, strict=True)
-    )
-    items_text = f"{batch.batch:,} {batch.profiled} items of {batch.item.tokens:,} tokens"
-    if likely >= own.likely + outputs:
-        formula = (
-            f"encoder of {items_text}: {patches:,} patches x {per_patch:,} elements x {element} B x {TOWER_RANGE[1]} + "
-            f"outputs {outputs:,} B{f' - {experts[1]:,} B of the experts, not there yet' if experts[1] else ''}"
-        )
-        own = replace(own, formula=formula, source=TOWER_SOURCE, kind="formula")
-    else:
-        own = replace(own, formula=f"{own.formula} + encoder outputs {outputs:,} B of {items_text}")
-    return replace(
-        own,
-        low=max(own.low + outputs, low),
-        likely=max(own.likely + outputs, likely),
-        high=max(own.high + outputs, high),
-    )
-
-
-def by_data(spec: ModelSpec, name: str) -> bool:
-    return any(weight.whole_by_data for weight in spec.other_weights if name in weight.serves)
-
-
-# Live per patch in a tower's layer: its pixels, the residual, its normalized copy, the widest projection and the
-# activation's output.
-TOWER_RANGE = (0.8, 1.0, 1.5)
-TOWER_SOURCE = f"vLLM 0.33 profile run; {EVIDENCE}encoder"
-
-
-@lru_cache(maxsize=1024)
-def tower_elements(spec: ModelSpec, name: str, tp: int) -> int:
-    """Peak elements per patch on a rank in a layer of a modality's tower."""
-    pixels = hidden = widest = inner = 0
-    for weight in spec.other_weights:
-        if name not in weight.serves:
-            continue
-        columns, rows = local_shape(weight, tp)
-        if "patch" in weight.name and weight.inputs > 1:
-            pixels = pixels or weight.inputs
-        elif ".layers." in weight.name and weight.inputs > 1:
-            if weight.name.endswith(NARROWING):
-                inner = max(inner, columns)
-            else:
-                hidden, widest = max(hidden, weight.inputs), max(widest, sum(rows))
-    return pixels + 2 * hidden + widest + inner
-
-
-NARROWING = ("down", "down_proj", "fc2", "ffw_layer_2")  # a layer's last matrix, whose inputs have the inner width
+    return pooling.converts(spec, args) is not None
 
 
 # --- CUDA graphs --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from kvplan.servers.plans.plan import (
 )
 from kvplan.servers.plans.pool import Capacity, Pool, blocks_in, cache_notes
 from kvplan.servers.plans.weights import own_layout, rank_weights
-from kvplan.servers.vllm import features, overheads, supported
+from kvplan.servers.vllm import activations, features, overheads, supported
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.words.arguments import LOOKING_AHEAD, READS_NEXT, EngineArgs, Settings
@@ -66,8 +66,8 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
         moved = feature.moved(request, stage)
         groups = {name: size - moved.get(name, 0) for name, size in groups.items()}
     estimates = {
-        "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage), stage=stage, sm=gpu.sm),
-        "activations": overheads.activations(spec, settings, args, release, stage=stage, sm=gpu.sm),
+        "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage), stage=stage, gpu=gpu),
+        "activations": activations.activations(spec, settings, args, release, gpu, stage=stage),
         "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
         "lora": features.adapters(request, settings, stage),
