@@ -84,7 +84,8 @@ class Version:
     patch               the third field of the version number, if it matters
     estimates_graphs    False: the CUDA graph estimate is off (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0)
     first_engine        vLLM's V0 runs (VLLM_USE_V1=0, or a log's wording), in releases that have both
-    flashinfer          FlashInfer samples: container images of 0.8 to 0.11 include it, `pip install vllm` does not
+    flashinfer          FlashInfer samples: container images of 0.8 to 0.11 include it, `pip install vllm` does not;
+                        False from 0.33 on: VLLM_USE_FLASHINFER_SAMPLER=0
     runner_v2           VLLM_USE_V2_MODEL_RUNNER
     indexer_logits_mib  VLLM_SPARSE_INDEXER_MAX_LOGITS_MB
     expert_tokens       VLLM_FUSED_MOE_CHUNK_SIZE

@@ -54,7 +54,7 @@ ours = sorted(
 )
 print(f"exit code {code}; loaded:", *ours, file=sys.stderr)
 """
-MOST_MODULES = 51  # lower it when you can; rare features load with the flag that asks for them
+MOST_MODULES = 52  # lower it when you can; rare features load with the flag that asks for them
 
 
 def test_an_estimate_loads_no_more_modules_than_it_did() -> None:

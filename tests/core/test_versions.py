@@ -16,6 +16,7 @@ from kvplan.servers.plans.pool import Capacity, charged_blocks
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.activations import activations
 from kvplan.servers.vllm.changes import CHANGES
 from kvplan.servers.vllm.overheads import (
     SAMPLER_FLASHINFER,
@@ -25,8 +26,8 @@ from kvplan.servers.vllm.overheads import (
     SAMPLER_V2,
     SAMPLER_V2_TO_027,
     SAMPLER_V2_TO_032,
+    SAMPLER_V2_TRITON,
     Sampler,
-    activations,
     buffers,
     cuda_graphs,
     sampler_of,
@@ -154,12 +155,16 @@ def test_a_cache_of_the_first_engine_that_is_not_known_is_refused(model: str) ->
         ("h100-80g", "vllm@0.28", SAMPLER_V2_TO_032),
         ("h100-80g", "vllm@0.32", SAMPLER_V2_TO_032),
         ("h100-80g", "vllm@0.33", SAMPLER_V2),
+        # flashinfer_sampler_supported: compute capability 8.0 to 12.1
+        ("t4", "vllm@0.33", SAMPLER_V2_TRITON),
+        ("mi300x", "vllm@0.33", SAMPLER_V2_TRITON),
+        ("h100-80g", "vllm@0.33+no-flashinfer", SAMPLER_V2_TRITON),
     ],
 )
 def test_which_sampler_is_in_the_peak(device: str, engine: str, sampler: Sampler) -> None:
     args = EngineArgs(max_model_len=4096)
     settings = vllm.resolve(catalog.load("qwen3-8b"), gpu(device), args, parse_engine(engine))
-    assert sampler_of(settings) is sampler
+    assert sampler_of(settings, gpu(device)) is sampler
 
 
 def test_a_server_with_flashinfer_has_the_pool_it_logged() -> None:
@@ -285,7 +290,9 @@ class TestModelRunnerV2:
         # Qwen2.5-0.5B on 0.27.1, a card of 23.99 GiB, 256 sequences: 0.25 GiB at the peak, no graphs in it
         spec, args = catalog.load("qwen2.5-0.5b"), EngineArgs(max_model_len=2048)
         settings = settings_of("qwen2.5-0.5b", "rtx-4090", (0, 27), args)
-        assert activations(spec, settings, args, settings.version).likely / GIB == pytest.approx(0.25, abs=0.005)
+        assert activations(spec, settings, args, settings.version, gpu("rtx-4090")).likely / GIB == pytest.approx(
+            0.25, abs=0.005
+        )
 
     @pytest.mark.parametrize(("number", "sets_aside"), [((0, 26), 0), ((0, 27), 256 * 4.25 * 151936)])
     def test_its_table_for_penalties_is_counted_since_the_server_counts_what_is_consumed(

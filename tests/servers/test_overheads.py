@@ -18,7 +18,7 @@ from kvplan.planning.plan import Request, plan
 from kvplan.servers.base import parse_engine
 from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm import activations, adapters, moe_backends, overheads
+from kvplan.servers.vllm import activations, adapters, encoder_peak, moe_backends, overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import Range, Sampler
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -150,7 +150,7 @@ def test_the_median_error_of_activation_peaks_is_small() -> None:
 
 @pytest.mark.parametrize(("pp", "logged"), [(2, 1.10), (4, 1.05)])
 def test_the_first_pipeline_stage_does_not_sample(pp: int, logged: float) -> None:
-    spec, settings, args, _ = logged_019("llama-3.1-8b", 1, pp)  # the same report's pipeline rows, first rank
+    spec, settings, args, device = logged_019("llama-3.1-8b", 1, pp)  # the same report's pipeline rows, first rank
     first = activations.activations(spec, settings, args, settings.version, device, stage=0)
     last = activations.activations(spec, settings, args, settings.version, device, stage=pp - 1)
     assert first.likely / GIB == pytest.approx(logged, abs=0.1)
@@ -190,7 +190,7 @@ class TestSparseAttention:
         assert overheads.indexer_workspace(spec, settings)[0] == workspace
 
     def test_logits_are_as_large_as_the_environment_says(self) -> None:
-        spec, settings, args, _ = case("deepseek-v3.2", "h200", (0, 33), EngineArgs(32768))
+        spec, settings, args, device = case("deepseek-v3.2", "h200", (0, 33), EngineArgs(32768))
         small_indexer = replace(settings, version=replace(settings.version, indexer_logits_mib=128))
         usual, less = (
             activations.activations(spec, kind, args, kind.version, device).likely for kind in (settings, small_indexer)
@@ -224,7 +224,7 @@ def test_the_last_pipeline_stage_alone_keeps_the_table_for_penalties() -> None:
 def test_the_sampler_halved_in_017() -> None:
     # Qwen3-14B on H100: 5.64 GiB in 0.16, 2.23 in 0.17 (llm-d-planner's accuracy report)
     for number, logged in (((0, 16), 5.64), ((0, 17), 2.23)):
-        spec, settings, args, _ = case("qwen3-14b", "h100", number, EngineArgs(8192))
+        spec, settings, args, device = case("qwen3-14b", "h100", number, EngineArgs(8192))
         estimate = activations.activations(spec, settings, args, settings.version, device)
         assert estimate.likely / GIB == pytest.approx(logged, abs=0.05)
 
@@ -232,10 +232,10 @@ def test_the_sampler_halved_in_017() -> None:
 def test_unchunked_prefill_makes_the_forward_pass_the_peak() -> None:
     # Llama-3.1-8B on a 3090, vllm-project/vllm#10517: 17.06 GiB peak of torch minus 14.99 of weights
     args = EngineArgs(20000, max_num_batched_tokens=20000, max_num_seqs=256)
-    spec, settings, args, _ = case("llama-3.1-8b", "rtx-3090", (0, 6), args)
+    spec, settings, args, device = case("llama-3.1-8b", "rtx-3090", (0, 6), args)
     estimate = activations.activations(spec, settings, args, settings.version, device)
-    assert estimate.low <= (17.06 - 14.99) * GIB <= estimate.high
-    assert "widest" in estimate.formula
+    assert estimate.likely / GIB == pytest.approx(17.06 - 14.99, rel=0.01)
+    assert "gate and up" in estimate.formula
 
 
 # --- by hand ------------------------------------------------------------------------------------------------------
@@ -262,7 +262,9 @@ def test_deepseek_keeps_dequantised_up_projections() -> None:
 
 
 def test_mla_allocates_a_stand_in_for_its_prefill_workspace() -> None:
-    spec, settings, args, _ = case("deepseek-v3", "h200", (0, 33), EngineArgs(tensor_parallel_size=8, max_num_seqs=32))
+    spec, settings, args, device = case(
+        "deepseek-v3", "h200", (0, 33), EngineArgs(tensor_parallel_size=8, max_num_seqs=32)
+    )
     estimate = activations.activations(spec, settings, args, settings.version, device)
     assert overheads.widths(spec, 8, 1).latent == 16 * 256
     assert estimate.low >= 65_536 * 16 * 256 * 2
@@ -315,7 +317,7 @@ def test_graphs_before_020_are_outside_the_budget_and_say_so() -> None:
 def test_float32_logits_take_two_bytes_more_per_entry() -> None:
     # 4.80 / 2.172 = 2.21 GiB for Llama-3.1-8B in float32, vLLM 0.19 (llm-d-planner's accuracy report)
     args = EngineArgs(8192, dtype="float32")
-    spec, settings, args, _ = case("llama-3.1-8b", "h100", (0, 19), args)
+    spec, settings, args, device = case("llama-3.1-8b", "h100", (0, 19), args)
     estimate = activations.activations(spec, settings, args, settings.version, device)
     assert estimate.likely / GIB == pytest.approx(2.21, abs=0.03)
 
@@ -329,15 +331,15 @@ def test_rocm_and_context_ranges() -> None:
 
 
 def test_formulas_take_their_numbers_apart() -> None:
-    spec, settings, args, _ = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
+    spec, settings, args, device = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
     peak = activations.activations(spec, settings, args, settings.version, device)
-    assert "x 12 B (2 logits + 4 fp32 copy + 6 scratch)" in peak.formula  # 2 + 4 + 6 = 12
-    assert peak.kind == "calibrated"  # the scratch is bounded by logs, not derived
-    spec, settings, args, _ = case(
+    assert "x 14 B (2 logits + 4 fp32 copy + 4 masked + 4 softmax)" in peak.formula
+    assert peak.kind == "formula"
+    spec, settings, args, device = case(
         "llama-3.1-8b", "h100", (0, 33), EngineArgs(max_num_batched_tokens=2048, dtype="float32")
     )
     wide = activations.activations(spec, settings, args, settings.version, device)
-    assert "x 14 B (4 logits + 4 fp32 copy + 6 scratch)" in wide.formula
+    assert "x 16 B (4 logits + 4 fp32 copy + 4 masked + 4 softmax)" in wide.formula
     spec, settings, args, device = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
     non_torch = overheads.non_torch(spec, settings, args, device)
     assert non_torch.formula.startswith("0.20 GiB measured growth at TP 1")
@@ -390,10 +392,10 @@ def test_the_evidence_page_states_each_sampler(name: str) -> None:
     [
         ("INPUT_BYTES", f"{overheads.INPUT_BYTES} B"),
         ("WORKSPACE_RANGE", "1 | {:g}-{:g}".format(*moe_backends.WORKSPACE_RANGE)),
-        ("FORWARD_RANGE", "{1:g} | {0:g}-{2:g}".format(*overheads.FORWARD_RANGE)),
-        ("MLA_ROWS", f"{overheads.MLA_ROWS:,} rows"),
-        ("ENCODER_COPIES", f"{overheads.ENCODER_COPIES} copies"),
-        ("ENCODER_HIGH", f"{overheads.ENCODER_HIGH / GIB:g} GiB"),
+        ("FORWARD_RANGE", "{1:g} | {0:g}-{2:g}".format(*activations.FORWARD_RANGE)),
+        ("MLA_ROWS", f"{activations.MLA_ROWS:,} rows"),
+        ("ENCODER_COPIES", f"{encoder_peak.ENCODER_COPIES} copies"),
+        ("ENCODER_HIGH", f"{encoder_peak.ENCODER_HIGH / GIB:g} GiB"),
         ("GRAPHS_BASE", f"{overheads.GRAPHS_BASE / GIB:g} GiB"),
         ("GRAPH", f"{overheads.GRAPH // MIB} MiB"),
         ("GRAPHS_RANGE", "1 | {:g}-{:g}".format(*overheads.GRAPHS_RANGE)),

@@ -7,12 +7,11 @@ is fitted to logs, except for plain models that run eagerly.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
 from kvplan.core.records import dataclass
-from kvplan.core.units import MIB
+from kvplan.core.units import DTYPE_BITS, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import (
     ChunkedAttention,
@@ -30,8 +29,6 @@ from kvplan.servers.releases import Version
 from kvplan.servers.vllm.overheads import (
     EVIDENCE,
     Sampler,
-    element_bytes,
-    expert_ranks,
     expert_room,
     indexer_logits,
     pools,
@@ -85,7 +82,7 @@ def activations(
 
     Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run).
     """
-    element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
+    element, tokens, seqs = DTYPE_BITS[settings.dtype] // 8, settings.max_num_batched_tokens, settings.max_num_seqs
     if settings.first_engine and takes_items(spec, args, release):
         from kvplan.servers.vllm import encoder  # of a multimodal model
 
@@ -98,21 +95,20 @@ def activations(
     sampler, rows = sampler or sampler_of(settings, gpu), min(seqs, tokens) if samples else 0
     wider, entries = element - 2, rows * spec.vocab_size
     hidden = element * (tokens + rows) * spec.hidden_size
-    low, sampling, high = (
-        hidden + int(entries * (each + wider)) for each in (sampler.low, sampler.likely, sampler.high)
-    )
-    own = Estimate(
-        max(passing.low + logits, low), max(passing.likely, sampling) + logits, max(passing.high, high) + logits,
-        passing.formula, passing.source, passing.kind,
-    )  # fmt: skip
+    low = hidden + int(entries * (sampler.low + wider))
+    sampling = hidden + int(entries * (sampler.likely + wider))
+    high = hidden + int(entries * (sampler.high + wider))
+    formula, source, kind = passing.formula, passing.source, passing.kind
     if sampling >= passing.likely:
         formula = (
             f"{rows:,} seqs x {spec.vocab_size:,} vocab x {sampler.likely + wider:g} B"
             f" ({element} logits + {sampler.rest}) + {tokens + rows:,} x {spec.hidden_size:,} hidden x {element} B"
         )
-        own = replace(own, formula=formula, source=sampler.source, kind=sampler.kind)
+        source, kind = sampler.source, sampler.kind
     if logits:
-        own = replace(own, formula=f"{own.formula} + {logits // MIB:,} MiB indexer logits")
+        formula += f" + {logits // MIB:,} MiB indexer logits"
+    likely = max(passing.likely, sampling) + logits
+    own = Estimate(max(passing.low + logits, low), likely, max(passing.high, high) + logits, formula, source, kind)
     if not profiles_items(spec, settings, args, release) or (stage or 0) > 0:
         return own
     from kvplan.servers.vllm import encoder_peak  # of a multimodal model
@@ -123,8 +119,8 @@ def activations(
 
 def profiles_items(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> bool:
     """True if the profile run has a batch of images, videos or audio."""
-    runner = not settings.runner_v2 or release.has("runner_v2_encoder")
-    return takes_items(spec, args, release) and runner and not args.skip_mm_profiling
+    takes = takes_items(spec, args, release) and not args.skip_mm_profiling
+    return takes and (not settings.runner_v2 or release.has("runner_v2_encoder"))
 
 
 # --- a forward pass -----------------------------------------------------------------------------------------------
@@ -134,14 +130,16 @@ def forward(
     spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, gpu: GpuSpec, seqs: int
 ) -> Estimate:
     """Peak of a forward pass, by the release."""
-    element, tokens, hidden = element_bytes(settings), settings.max_num_batched_tokens, spec.hidden_size
+    element, tokens, hidden = DTYPE_BITS[settings.dtype] // 8, settings.max_num_batched_tokens, spec.hidden_size
     sent_on = 2 * element * tokens * hidden if args.pipeline_parallel_size > 1 else 0  # to the next stage
-    width = widths(spec, args.tensor_parallel_size, expert_ranks(args))
+    width = widths(spec, args.tensor_parallel_size, 1)
     rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
     latents = element * rows * width.latent
     eager = args.enforce_eager or settings.first_engine
     if is_read(spec) and (release.is_compared or (eager and is_plain(spec))):
-        (_, room, _), _ = expert_room(spec, settings, args, gpu.sm, shared=True)
+        room = 0
+        if starts_dense(spec):
+            (_, room, _), _ = expert_room(spec, settings, args, gpu.sm, shared=True)
         live, beside = most(spec, args.tensor_parallel_size, latents, room, element * tokens, eager=eager)
         return by_tensors(live, beside, spec, sent_on, element, tokens)
     size = element * tokens * (2 * hidden + width.layer)
@@ -165,13 +163,22 @@ def is_read(spec: ModelSpec) -> bool:
 
 
 @lru_cache(maxsize=1024)
+def starts_dense(spec: ModelSpec) -> bool:
+    """True if layers without experts come before those with them, and not after."""
+    return any(layer.is_before_experts for layer in layers_of(spec, 1))
+
+
+@lru_cache(maxsize=1024)
 def is_plain(spec: ModelSpec) -> bool:
-    """True without experts, latents and states."""
-    return not any(layer.parts.router or layer.mixes for layer in layers_of(spec, 1))
+    """True without experts, latents, states, an encoder, and norms that earlier releases compiled by themselves."""
+    special = any(layer.parts.router or layer.mixes for layer in layers_of(spec, 1))
+    return not special and not spec.multimodal and wide_norm(spec) is None
 
 
 @lru_cache(maxsize=4096)
-def most(spec: ModelSpec, tp: int, latents: int, room: int, token: int, *, eager: bool) -> tuple[Live, int]:
+def most(
+    spec: ModelSpec, tp: int, latents: int, room: int, token: int, *, eager: bool
+) -> tuple[tuple[tuple[str, int], ...], int]:
     """What is live at the peak, and the bytes beside it: the stand-in for MLA's workspace, less the experts' workspace
     where no layer like it comes after the first experts, so that the workspace is not there yet.
 
@@ -182,17 +189,25 @@ def most(spec: ModelSpec, tp: int, latents: int, room: int, token: int, *, eager
         for layer in layers_of(spec, tp)
         for live in live_in(spec, layer, tp, eager=eager)
     ]
-    return max(points, key=lambda point: token * sum(point[0].values()) + point[1])
+    live, beside = max(points, key=lambda point: token * sum(point[0].values()) + point[1])
+    return tuple(live.items()), beside
 
 
-def by_tensors(live: Live, beside: int, spec: ModelSpec, sent_on: int, element: int, tokens: int) -> Estimate:
-    size = element * tokens * sum(live.values()) + beside + sent_on
-    hidden = spec.hidden_size
-    terms = [
+@lru_cache(maxsize=4096)
+def terms_of(live: tuple[tuple[str, int], ...], hidden: int) -> str:
+    """What is live, in the words of a formula."""
+    return " + ".join(
         f"{width // hidden} x {hidden:,} hidden" if name == "hidden" else f"{width:,} {name}"
-        for name, width in live.items() if width
-    ]  # fmt: skip
-    formula = f"{tokens:,} tokens x ({' + '.join(terms)}) x {element} B"
+        for name, width in live
+        if width
+    )
+
+
+def by_tensors(
+    live: tuple[tuple[str, int], ...], beside: int, spec: ModelSpec, sent_on: int, element: int, tokens: int
+) -> Estimate:
+    size = element * tokens * sum(dict(live).values()) + beside + sent_on
+    formula = f"{tokens:,} tokens x ({terms_of(live, spec.hidden_size)}) x {element} B"
     if beside > 0:
         formula += f" + {beside // MIB:,} MiB of MLA's stand-in"
     if beside < 0:

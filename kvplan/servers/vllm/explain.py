@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 
 from kvplan.core.units import GIB, format_gib, plural
+from kvplan.hardware.gpu import GpuSpec
 from kvplan.servers.base import Explanation, Section
 from kvplan.servers.plans.plan import BUDGET_ROWS, Plan
+from kvplan.servers.releases import number_text
 from kvplan.servers.vllm import encoder, items, overheads
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.words.arguments import Settings
 
 # Terms of the usual estimate: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100,
 # whose default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
@@ -75,9 +78,9 @@ def _budget(plan: Plan) -> Iterator[str]:
             yield f"{sign} {name} {estimate.likely:,} B{spread} = {estimate.formula} {origin}"
     yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
     yield from _encoder(plan)
-    yield from filter(None, (overheads.runner_rule(settings), overheads.sampler_rule(settings)))
+    yield from filter(None, (runner_rule(settings), sampler_rule(settings, plan.request.gpu)))
     if plan.estimates["cuda_graphs"].high:
-        yield f"CUDA graphs: {overheads.graphs_rule(settings)}; {overheads.NARROWER}"
+        yield f"CUDA graphs: {graphs_rule(settings)}; {overheads.NARROWER}"
     context = plan.estimates["context"]
     yield f"outside the budget: {context.formula} {format_gib(context.likely)} [{context.kind}: {context.source}]"
 
@@ -198,3 +201,58 @@ def _folk(plan: Plan) -> Iterator[str]:
             )
         elif round(step / GIB, 2):
             yield f"{step / GIB:+.2f} GiB {what}: {format_gib(running)}, {users:.2f} users"
+
+
+def graphs_rule(settings: Settings) -> str:
+    """Say how the planned server determines its bytes for CUDA graphs.
+
+    Source: vLLM 0.20 to 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/cudagraph_utils.py.
+    """
+    if not settings.graphs_in_budget:
+        return "the server does not reserve memory for graphs: they use what is above --gpu-memory-utilization"
+    if settings.runner_v2:
+        return (
+            "model runner V2 captures all piecewise graphs and the two largest full ones, and takes the second's "
+            "bytes, at least 1 MiB, for each of the other full ones"
+        )
+    return (
+        "model runner V1 captures the two largest graphs of each kind, and takes the second's bytes, at least 1 MiB, "
+        "for each of the others"
+    )
+
+
+def sampler_rule(settings: Settings, gpu: GpuSpec) -> str | None:
+    """Say which sampler a plan uses and how to choose another, or None if a release has only one."""
+    release = settings.version
+    if settings.runner_v2 and release.has("sampler_warm_up"):
+        if overheads.samples_with_flashinfer(release, gpu):
+            other = f"--engine vllm@{number_text(release.number)}+no-flashinfer"
+            return (
+                f"sampling with FlashInfer, as the server chooses on this GPU; VLLM_USE_FLASHINFER_SAMPLER=0: {other}"
+            )
+        return "sampling with Triton's top-k, as set, or on a GPU that FlashInfer does not sample on"
+    if settings.runner_v2 or settings.first_engine or not release.has("v1") or release.has("lean_sampler"):
+        return None
+    name = f"vllm@{release.number[0]}.{release.number[1]}"
+    match release.flashinfer:
+        case True:
+            return f"sampling with FlashInfer, as set; without: --engine {name}+no-flashinfer"
+        case False:
+            return f"sampling sorts, as set; with FlashInfer: --engine {name}+flashinfer"
+        case None:
+            return (
+                "sampling sorts, as after `pip install vllm`, which does not install FlashInfer; container images "
+                f'of 0.8 to 0.11 have it (the log says "Using FlashInfer for top-p & top-k sampling"): '
+                f"--engine {name}+flashinfer"
+            )
+
+
+def runner_rule(settings: Settings) -> str | None:
+    """Say which model runner a plan uses and how to choose another, or None if a release has only one."""
+    release = settings.version
+    if not release.has("runner_v2_by_name"):
+        return None
+    this, other = ("V2", "v1") if settings.runner_v2 else ("V1", "v2")
+    why = "as this release chooses for the model" if release.runner_v2 is None else "as set"
+    name = f"vllm@{release.number[0]}.{release.number[1]}"
+    return f"model runner {this}, {why}; the other (VLLM_USE_V2_MODEL_RUNNER): --engine {name}+runner-{other}"

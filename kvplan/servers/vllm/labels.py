@@ -8,15 +8,16 @@ from kvplan.core.files import printable
 from kvplan.servers.releases import SIZES_MIB, WORDS, Version, number_text
 from kvplan.servers.vllm.changes import since
 
-# Word of a label -> releases it applies to: from the first change, before the second; None: unbounded.
-SAID_OF: Final[dict[str, tuple[str | None, str | None]]] = {
-    "v0": (None, "v1_only"),
-    "v1": ("v1", None),
-    "flashinfer": ("v1", "lean_sampler"),
-    "no-flashinfer": ("v1", "lean_sampler"),
-    "runner-v1": (None, None),
-    "runner-v2": ("runner_v2_by_name", None),
-    "no-graph-estimate": ("graphs_in_budget", None),
+# Word of a label -> releases it applies to: from the first change, before the second, and from the third on again;
+# None: unbounded.
+SAID_OF: Final[dict[str, tuple[str | None, str | None, str | None]]] = {
+    "v0": (None, "v1_only", None),
+    "v1": ("v1", None, None),
+    "flashinfer": ("v1", "lean_sampler", None),
+    "no-flashinfer": ("v1", "lean_sampler", "sampler_warm_up"),
+    "runner-v1": (None, None, None),
+    "runner-v2": ("runner_v2_by_name", None, None),
+    "no-graph-estimate": ("graphs_in_budget", None, None),
 }
 TOLD_SIZES: Final[dict[str, tuple[str, str | None, str | None]]] = {
     "indexer": ("indexer_logits_mib", None, None),
@@ -56,15 +57,15 @@ def field_of(release: Version, word: str) -> tuple[str, bool | int]:
     return WORDS[word]
 
 
-def check_told(release: Version, word: str, first: str | None, last: str | None) -> None:
-    """Reject a word for a release before the change `first`, or from `last` on."""
+def check_told(release: Version, word: str, first: str | None, last: str | None, again: str | None = None) -> None:
+    """Reject a word for a release before the change `first`, or from `last` on and before `again`."""
     if first and release.number < since(first):
         raise UsageError(
             f"--engine {release.label}+{word}",
             f"applies to vLLM from {number_text(since(first))} on",
             "remove it",
         )
-    if last and release.number >= since(last):
+    if last and release.number >= since(last) and not (again and release.number >= since(again)):
         raise UsageError(
             f"--engine {release.label}+{word}", f"applies to vLLM before {number_text(since(last))}", "remove it"
         )

@@ -89,20 +89,21 @@ def expert_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, 
 
 def shared_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, per_choice: int) -> Room:
     """Bytes of the workspace that vLLM itself gives the experts, which all layers share."""
-    if expert_backend(args.moe_backend) == B12X:
+    name = expert_backend(args.moe_backend)
+    if name == B12X:
         return (0, 0, 0), ""
     element, tokens = DTYPE_BITS[settings.dtype] // 8, settings.max_num_batched_tokens
     at_once = expert_tokens(tokens, settings.version)
     workspace = element * at_once * spec.experts_per_token * per_choice
     product = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
-    is_fused = expert_backend(args.moe_backend) in FUSED
+    is_fused = name in FUSED
     if spec.quantization is not None and spec.quantization.method == "mxfp4":
         return (0, 0, workspace), f" + at most {product}"
     if sm >= BLACKWELL and "nvfp4" in spec.scheme_kinds and not is_fused:
         text = f" + {tokens:,} x {spec.hidden_size:,} hidden x {element} B, at most {product}"
         return (0, element * tokens * spec.hidden_size, workspace), text
-    low, high = (int(workspace * factor) for factor in WORKSPACE_RANGE)
-    return (low, workspace, high), f" + {product}"
+    low, high = WORKSPACE_RANGE
+    return (int(workspace * low), workspace, int(workspace * high)), f" + {product}"
 
 
 def b12x_room(spec: ModelSpec, settings: Settings, args: EngineArgs) -> Room:

@@ -250,7 +250,7 @@ def buffers(
         formula += f" + alignment {with_weights.alignment:,} B"
     gathered, gathered_text = indexer_workspace(spec, settings)
     room, room_text = expert_room(spec, settings, args, 0 if gpu is None else gpu.sm)
-    low, likely, high = (fixed + size for size in room)
+    low, likely, high = fixed + room[0], fixed + room[1], fixed + room[2]
     formula += room_text
     # The code suggests that experts and indexer may share one workspace in turn; one log has room for both.
     low = max(low, fixed + gathered)
@@ -527,54 +527,6 @@ GPT_OSS_GRAPH = 1024  # on any GPU; vLLM 0.14 to 0.33 model_executor/models/conf
 
 def largest_graph(number: tuple[int, int], sm: int) -> int:
     return LARGEST_GRAPH_SM100 if number >= SM100_RAISED and sm // 10 == 10 else LARGEST_GRAPH
-
-
-def graphs_rule(settings: Settings) -> str:
-    """Say how the planned server determines its bytes for CUDA graphs.
-
-    Source: vLLM 0.20 to 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/cudagraph_utils.py.
-    """
-    if not settings.graphs_in_budget:
-        return "the server does not reserve memory for graphs: they use what is above --gpu-memory-utilization"
-    if settings.runner_v2:
-        return (
-            "model runner V2 captures all piecewise graphs and the two largest full ones, and takes the second's "
-            "bytes, at least 1 MiB, for each of the other full ones"
-        )
-    return (
-        "model runner V1 captures the two largest graphs of each kind, and takes the second's bytes, at least 1 MiB, "
-        "for each of the others"
-    )
-
-
-def sampler_rule(settings: Settings) -> str | None:
-    """Say which sampler a plan uses and how to choose another, or None if a release has only one."""
-    release = settings.version
-    if settings.runner_v2 or settings.first_engine or not release.has("v1") or release.has("lean_sampler"):
-        return None
-    name = f"vllm@{release.number[0]}.{release.number[1]}"
-    match release.flashinfer:
-        case True:
-            return f"sampling with FlashInfer, as set; without: --engine {name}+no-flashinfer"
-        case False:
-            return f"sampling sorts, as set; with FlashInfer: --engine {name}+flashinfer"
-        case None:
-            return (
-                "sampling sorts, as after `pip install vllm`, which does not install FlashInfer; container images "
-                f'of 0.8 to 0.11 have it (the log says "Using FlashInfer for top-p & top-k sampling"): '
-                f"--engine {name}+flashinfer"
-            )
-
-
-def runner_rule(settings: Settings) -> str | None:
-    """Say which model runner a plan uses and how to choose another, or None if a release has only one."""
-    release = settings.version
-    if not release.has("runner_v2_by_name"):
-        return None
-    this, other = ("V2", "v1") if settings.runner_v2 else ("V1", "v2")
-    why = "as this release chooses for the model" if release.runner_v2 is None else "as set"
-    name = f"vllm@{release.number[0]}.{release.number[1]}"
-    return f"model runner {this}, {why}; the other (VLLM_USE_V2_MODEL_RUNNER): --engine {name}+runner-{other}"
 
 
 NARROWER = "set --kv-cache-memory-bytes, use --enforce-eager, or run kvplan reconcile --log on a start-up log"
