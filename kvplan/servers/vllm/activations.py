@@ -146,10 +146,10 @@ def forward(
     low, likely, high = (latents + sent_on + int(size * factor) for factor in FORWARD_RANGE)
     if release.has("consumed_memory") and not release.has("profiled_without_splits"):
         high += size
-    kept = f" + {latents + sent_on:,} B kept" if latents + sent_on else ""
+    beside = f" + {latents + sent_on:,} B kept" if latents + sent_on else ""
     formula = (
         f"{tokens:,} tokens x (2 x {hidden:,} hidden + {width.layer:,} widest) x {element} B"
-        f" x {FORWARD_RANGE[1]} (temporaries, fitted){kept}"
+        f" x {FORWARD_RANGE[1]} (temporaries, fitted){beside}"
     )
     return Estimate(low, likely, high, formula, FORWARD_SOURCE, "calibrated")
 
@@ -321,10 +321,10 @@ def compiled(spec: ModelSpec, parts: Parts, tp: int) -> Iterator[Live]:
     """
     hidden = spec.hidden_size
     if parts.inner:
-        kept = {"attention": parts.attention, "hidden": 2 * hidden}
-        yield {**kept, "gate and up": parts.gate_up, "inner": parts.inner}
-        copies = 5 if tp > 1 else 4
-        copies += 2 if tp > 1 and wide_norm(spec) == 11 else 0
+        inputs = 3 if spec.model_type.startswith("cohere") else 2  # attention and MLP have the same input
+        inner = {"gate and up": parts.gate_up, "inner": parts.inner}
+        yield {"attention": parts.attention, "hidden": inputs * hidden, **inner}
+        copies = (5 if tp > 1 else 4) + (2 if tp > 1 and wide_norm(spec) == 11 else 0) - (spec.model_type == "chatglm")
         yield {"attention": parts.attention, "hidden": copies * hidden}
     if parts.qkv and parts.attention and not spec.is_mla:
         rotated = parts.attention + parts.keys

@@ -30,10 +30,10 @@ def live(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[Liv
 def experts(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[Live]:
     """Beside the kernels' workspace, which is a buffer: outputs of routed and shared experts, and what holds them."""
     parts, hidden, kind = layer.parts, spec.hidden_size, spec.model_type.removesuffix("_text")
-    kept = {} if eager else {"attention": parts.attention}
+    inputs = {} if eager else {"attention": parts.attention}
     if spec.quantization is not None and spec.quantization.method == "mxfp4":  # Triton's kernels have no workspace
         inner = sum(local_shape(w, tp)[0] for w in layer.weights if w.experts and w.split == "inputs")
-        yield {**kept, "hidden": 4 * hidden, "chosen experts": spec.experts_per_token * (hidden + inner)}
+        yield {**inputs, "hidden": 4 * hidden, "chosen experts": spec.experts_per_token * (hidden + inner)}
         return
     if eager:
         copies = 4 + (tp > 1) + 2 * parts.shared + (BEYOND.get(kind, 0) if tp > 1 else 0)
@@ -41,7 +41,7 @@ def experts(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[
         copies = (6 if parts.shared else 4 + (tp > 1)) + (2 if tp > 1 and wide_norm(spec) == 11 else 0)
     if eager and (base := WIDE_ROUTERS.get(kind)) is not None:
         yield {"hidden": (base + 2) * hidden, "router": 2 * parts.router}
-    yield {**kept, "hidden": copies * hidden, "router": (2 if eager else 1) * parts.router}
+    yield {**inputs, "hidden": copies * hidden, "router": (2 if eager else 1) * parts.router}
 
 
 def latents(spec: ModelSpec, layer: Layer, tp: int) -> Live:

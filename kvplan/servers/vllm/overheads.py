@@ -240,9 +240,9 @@ def buffers(
     if samples and settings.runner_v2 and settings.version.has("consumed_memory"):
         sampling = seqs * (4 * spec.vocab_size + 8 * cdiv(spec.vocab_size, 32))
         formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B sampling"
-        if gpu is not None and (kept := sampler_rows(settings, gpu)):
-            sampling += 4 * kept * spec.vocab_size
-            formula += f" + {kept} x {spec.vocab_size:,} vocab x 4 B top-k"
+        if gpu is not None and (top_rows := sampler_rows(settings, gpu)):
+            sampling += 4 * top_rows * spec.vocab_size
+            formula += f" + {top_rows} x {spec.vocab_size:,} vocab x 4 B top-k"
     fixed = with_weights.total + sampling + tokens * INPUT_BYTES
     if with_weights.latents:
         formula += f" + MLA copies {with_weights.latents:,} B"
