@@ -38,7 +38,7 @@ def case(model: str, gpu: str, number: tuple[int, int], args: EngineArgs, total:
 def estimates(case: Case) -> dict[str, Estimate]:
     spec, settings, args, device = case
     rows = {
-        "buffers": overheads.buffers(spec, settings, args),
+        "buffers": overheads.buffers(spec, settings, args, gpu=device),
         "activations": activations.activations(spec, settings, args, settings.version, device),
         "non_torch": overheads.non_torch(spec, settings, args, device),
         "lora": adapters.lora(spec, settings, args),
@@ -46,6 +46,16 @@ def estimates(case: Case) -> dict[str, Estimate]:
     if settings.graphs_in_budget:
         rows["cuda_graphs"] = overheads.cuda_graphs(spec, settings, args, settings.version, sm=device.sm)
     return rows
+
+
+def logged_peak(case: Case) -> int:
+    """What releases before 0.27 log as the peak: with what stays of the profile run."""
+    spec, settings, args, device = case
+    peak = activations.activations(spec, settings, args, settings.version, device).likely
+    stays = (
+        overheads.buffers(spec, settings, args, gpu=device).likely - overheads.loaded(spec, settings, args, None).total
+    )
+    return peak + stays
 
 
 def kv_left(case: Case, end: str = "likely") -> float:
@@ -131,7 +141,9 @@ def test_vllm_019_logs_lie_in_the_range_and_near_the_middle(
     rows = estimates(logged_019(model, tp))
     peak, buffers = rows["activations"], rows["buffers"]
     ropes = overheads.rope_elements(catalog.load(model), 8192) * 2  # logged as weights
-    assert (peak.likely + buffers.likely - ropes) / GIB == pytest.approx(activation, abs=0.11)
+    # to the next 0.01 where the sampler sets the peak; less is known of fitted passes, and of encoders
+    error = 0.16 if catalog.load(model).multimodal else 0.04 if peak.kind == "calibrated" else 0.01
+    assert (peak.likely + buffers.likely - ropes) / GIB == pytest.approx(activation, abs=error)
     assert peak.low + buffers.low - ropes <= activation * GIB + 0.01 * GIB
     assert activation * GIB - 0.01 * GIB <= peak.high + buffers.high - ropes
     assert rows["non_torch"].low <= non_torch * GIB <= rows["non_torch"].high
@@ -205,9 +217,10 @@ def test_nvfp4_experts_work_in_place_on_blackwell() -> None:
     args = EngineArgs(8192, 8, max_num_batched_tokens=8192)
     spec, settings, args, _ = case("glm-5.1", "rtx-pro-6000", (0, 20), args)
     spec = replace(spec, quantization=Quantization("modelopt", Scheme("nvfp4", group_size=16)))
-    cards = (gpus.gpu("rtx-pro-6000"), gpus.gpu("h100"))
+    cards = (replace(gpus.gpu("h100"), compute_capability="12.0"), gpus.gpu("h100"))
     here, there = (overheads.buffers(spec, settings, args, gpu=card) for card in cards)
     fixed = overheads.loaded(spec, settings, args, None).total + 8192 * overheads.INPUT_BYTES
+    fixed += 4 * min(132, settings.max_num_seqs) * spec.vocab_size + 32 * MIB  # top-k's rows, cuBLAS
     keys = overheads.indexer_workspace(spec, settings)[0]
     assert here.likely == fixed + keys + 8192 * 6144 * 2
     assert there.likely == fixed + keys + 2 * 8192 * 8 * (6144 + 6144)  # Triton's two buffers, hidden wider than 512
@@ -225,8 +238,7 @@ def test_the_sampler_halved_in_017() -> None:
     # Qwen3-14B on H100: 5.64 GiB in 0.16, 2.23 in 0.17 (llm-d-planner's accuracy report)
     for number, logged in (((0, 16), 5.64), ((0, 17), 2.23)):
         spec, settings, args, device = case("qwen3-14b", "h100", number, EngineArgs(8192))
-        estimate = activations.activations(spec, settings, args, settings.version, device)
-        assert estimate.likely / GIB == pytest.approx(logged, abs=0.05)
+        assert logged_peak((spec, settings, args, device)) / GIB == pytest.approx(logged, abs=0.05)
 
 
 def test_unchunked_prefill_makes_the_forward_pass_the_peak() -> None:
@@ -318,8 +330,7 @@ def test_float32_logits_take_two_bytes_more_per_entry() -> None:
     # 4.80 / 2.172 = 2.21 GiB for Llama-3.1-8B in float32, vLLM 0.19 (llm-d-planner's accuracy report)
     args = EngineArgs(8192, dtype="float32")
     spec, settings, args, device = case("llama-3.1-8b", "h100", (0, 19), args)
-    estimate = activations.activations(spec, settings, args, settings.version, device)
-    assert estimate.likely / GIB == pytest.approx(2.21, abs=0.03)
+    assert logged_peak((spec, settings, args, device)) / GIB == pytest.approx(2.21, abs=0.03)
 
 
 def test_rocm_and_context_ranges() -> None:

@@ -28,7 +28,9 @@ from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.overheads import (
     EVIDENCE,
+    SAMPLER_TO_024,
     Sampler,
+    blas_workspace,
     expert_room,
     indexer_logits,
     pools,
@@ -96,7 +98,8 @@ def activations(
     samples = (stage is None or stage == args.pipeline_parallel_size - 1) and not pools(spec, args)
     sampler, rows = sampler or sampler_of(settings, gpu), min(seqs, tokens) if samples else 0
     wider, entries = element - 2, rows * spec.vocab_size
-    hidden = element * (tokens + rows) * spec.hidden_size
+    states = tokens + (2 if sampler is SAMPLER_TO_024 else 1) * rows  # runner V1 has random rows beside those chosen
+    hidden = element * states * spec.hidden_size
     low = hidden + int(entries * (sampler.low + wider))
     sampling = hidden + int(entries * (sampler.likely + wider))
     high = hidden + int(entries * (sampler.high + wider))
@@ -104,7 +107,7 @@ def activations(
     if sampling >= passing.likely:
         formula = (
             f"{rows:,} seqs x {spec.vocab_size:,} vocab x {sampler.likely + wider:g} B"
-            f" ({element} logits + {sampler.rest}) + {tokens + rows:,} x {spec.hidden_size:,} hidden x {element} B"
+            f" ({element} logits + {sampler.rest}) + {states:,} x {spec.hidden_size:,} hidden x {element} B"
         )
         source, kind = sampler.source, sampler.kind
     if logits:
@@ -139,13 +142,16 @@ def forward(
     latents = element * rows * width.latent
     eager = args.enforce_eager or settings.first_engine
     if is_read(spec) and (release.is_compared or (eager and is_plain(spec))):
-        room = 0
-        if starts_dense(spec):
+        tp, token = args.tensor_parallel_size, element * tokens
+        live, beside, before = most(spec, tp, latents, 0, token, eager=eager)
+        if before:
             (_, room, _), _ = expert_room(spec, settings, args, gpu.sm, shared=True)
-        live, beside = most(spec, args.tensor_parallel_size, latents, room, element * tokens, eager=eager)
+            live, beside, _ = most(spec, tp, latents, room, token, eager=eager)
         return by_tensors(live, beside, spec, sent_on, element, tokens)
     size = element * tokens * (2 * hidden + width.layer)
     low, likely, high = (latents + sent_on + int(size * factor) for factor in FORWARD_RANGE)
+    workspace = blas_workspace(sampler_of(settings, gpu), gpu)
+    low, likely = max(0, low - workspace), max(0, likely - workspace)  # the fitted factor includes it
     if release.has("consumed_memory") and not release.has("profiled_without_splits"):
         high += size
     if release.is_compared:
@@ -167,12 +173,6 @@ def is_read(spec: ModelSpec) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def starts_dense(spec: ModelSpec) -> bool:
-    """True if layers without experts come before those with them, and not after."""
-    return any(layer.is_before_experts for layer in layers_of(spec, 1))
-
-
-@lru_cache(maxsize=1024)
 def is_plain(spec: ModelSpec) -> bool:
     """True without experts, latents, states, an encoder, and norms that earlier releases compiled by themselves."""
     special = any(layer.parts.router or layer.mixes for layer in layers_of(spec, 1))
@@ -182,19 +182,23 @@ def is_plain(spec: ModelSpec) -> bool:
 @lru_cache(maxsize=4096)
 def most(
     spec: ModelSpec, tp: int, latents: int, room: int, token: int, *, eager: bool
-) -> tuple[tuple[tuple[str, int], ...], int]:
-    """What is live at the peak, and the bytes beside it: the stand-in for MLA's workspace, less the experts' workspace
-    where no layer like it comes after the first experts, so that the workspace is not there yet.
+) -> tuple[tuple[tuple[str, int], ...], int, bool]:
+    """What is live at the peak, the bytes beside it, and whether it is before the first experts.
 
+    Beside it is the stand-in for MLA's workspace, less the `room` bytes of the experts' workspace before it is there.
     token  bytes of an element for all tokens of a step
     """
     points = [
-        (live, (latents if "latents" in live else 0) - (room if layer.is_before_experts else 0))
+        (
+            live,
+            (latents if "latents" in live else 0) - (room if layer.is_before_experts else 0),
+            layer.is_before_experts,
+        )
         for layer in layers_of(spec, tp)
         for live in live_in(spec, layer, tp, eager=eager)
     ]
-    live, beside = max(points, key=lambda point: token * sum(point[0].values()) + point[1])
-    return tuple(live.items()), beside
+    live, beside, before = max(points, key=lambda point: token * sum(point[0].values()) + point[1])
+    return tuple(live.items()), beside, before
 
 
 @lru_cache(maxsize=4096)
