@@ -197,7 +197,7 @@ def most(
         for layer in layers_of(spec, tp)
         for live in live_in(spec, layer, tp, eager=eager)
     ]
-    live, beside, before = max(points, key=lambda point: token * sum(point[0].values()) + point[1])
+    live, beside, before = max(points, key=lambda point: (token * sum(point[0].values()) + point[1], not point[2]))
     return tuple(live.items()), beside, before
 
 
