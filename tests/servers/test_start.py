@@ -296,4 +296,4 @@ def test_a_policy_says_what_the_server_refuses(run: Run, tmp_path: Path) -> None
     assert checked.code == 1
     assert "KVP001" in checked.out
     assert "does not start: attention_backend FLASHINFER is not valid" in checked.out
-    assert "fix: use --attention-backend auto (gives 128 users)" in checked.out
+    assert "fix: use --attention-backend auto (gives 127 users)" in checked.out

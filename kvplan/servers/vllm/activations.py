@@ -141,7 +141,7 @@ def forward(
     rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
     latents = element * rows * width.latent
     eager = args.enforce_eager or settings.first_engine
-    if is_read(spec) and (release.is_compared or (eager and is_plain(spec))):
+    if is_read(spec) and not other_experts(spec, args, gpu) and (release.is_compared or (eager and is_plain(spec))):
         tp, token = args.tensor_parallel_size, element * tokens
         live, beside, before = most(spec, tp, latents, 0, token, eager=eager)
         if before:
@@ -154,7 +154,7 @@ def forward(
     low, likely = max(0, low - workspace), max(0, likely - workspace)  # the fitted factor includes it
     if release.has("consumed_memory") and not release.has("profiled_without_splits"):
         high += size
-    if release.is_compared:
+    if release.is_compared and spec.model_type in NOT_READ:
         high = max(high, latents + sent_on + int(size * NOT_READ_HIGH))
     text = f" + {latents + sent_on:,} B kept" if latents + sent_on else ""
     formula = (
@@ -170,6 +170,16 @@ def is_read(spec: ModelSpec) -> bool:
     caches = {cache for layer in spec.layers for cache in layer}
     states = all(cache.kind in READ_STATES for cache in caches if isinstance(cache, RecurrentState))
     return states and all(isinstance(cache, READ_CACHES) for cache in caches) and spec.model_type not in NOT_READ
+
+
+def other_experts(spec: ModelSpec, args: EngineArgs, gpu: GpuSpec) -> bool:
+    """True if experts run in a way that was not read: on the tokens of all replicas, or in MXFP4 by other kernels than
+    Hopper's.
+    """
+    if not spec.experts_per_token:
+        return False
+    is_mxfp4 = spec.quantization is not None and spec.quantization.method == "mxfp4"
+    return args.data_parallel_size > 1 or (is_mxfp4 and gpu.sm != 90)
 
 
 @lru_cache(maxsize=1024)
