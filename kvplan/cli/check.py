@@ -9,10 +9,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.cli import manifests, output
+from kvplan.cli import output
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import WorkloadOptions
-from kvplan.cli.targets import Loads, baseline_figures, planned
 from kvplan.cli.typed import in_typed_words
 from kvplan.core.errors import (
     BUG,
@@ -26,7 +25,7 @@ from kvplan.core.units import plural
 from kvplan.documents.check import check_document, failure_document
 from kvplan.planning.plan import Plan
 from kvplan.policy import file as policy_file
-from kvplan.policy import judge
+from kvplan.policy import judge, manifests
 from kvplan.policy.changes import CHANGES_ID
 from kvplan.policy.file import Policy, Workload, exists
 from kvplan.policy.gauges import Case, read_trace
@@ -38,6 +37,7 @@ from kvplan.policy.result import (
     Finding,
     TargetResult,
 )
+from kvplan.policy.targets import Loads, baseline_figures, planned
 from kvplan.report.lines import Line, line, write
 
 SIMULATED_REQUESTS = 2000  # of a profile, which is endless; p99 and a 1 % rule rest on 20 of them
@@ -156,7 +156,7 @@ def checked(
     faults = Faults()
     for target in policy.targets:
         with faults.part():
-            cases.append(planned(target, policy, offline=offline, quiet=quiet, loads=loads))
+            cases.append(planned(target, policy, offline=offline, tell=None if quiet else output.tell, loads=loads))
     faults.refuse()
     evidence = None
     if policy.measured is not None:

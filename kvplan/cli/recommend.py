@@ -6,20 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplan.asked.pasted import read_command
+from kvplan.asked.form import COMMON_GPUS, Form, load_of, read_form, refuse_missing, stated_arguments
+from kvplan.asked.question import MODEL_CURE, Context, Inputs, requests
 from kvplan.cli import output
-from kvplan.cli.inputs import (
-    COMMON_GPUS,
-    MODEL_CURE,
-    Context,
-    Inputs,
-    load_of,
-    read,
-    refuse_missing,
-    say,
-    says_model,
-    stated_arguments,
-)
+from kvplan.cli.options import form_of
 from kvplan.cli.output import report_files
 from kvplan.cli.recommend_timed import check_alone
 from kvplan.cli.sweep_options import RecommendOptions
@@ -75,7 +65,7 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | 
     from kvplan.cli.recommend_timed import timed
     from kvplan.report.timed_text import shapes
 
-    refuse_missing(("MODEL", says_model(options), MODEL_CURE))
+    refuse_missing(("MODEL", form_of(options).names_model, MODEL_CURE))
     prices = None if options.prices is None else price_file.read(Path(options.prices))
     stated = stated_by(options)
     question = Question(
@@ -83,8 +73,8 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | 
         prices.per_hour if prices else None,
     )  # fmt: skip
     is_fixed = options.gpu is not None or options.gpu_memory is not None
-    plain = replace(options, prompt_tokens=None, output_tokens=None, shared_prefix=None)
-    doc = timed(options, question, requests_of(plain, prices, is_fixed=is_fixed))
+    form = form_of(options).changed(prompt_tokens=None, output_tokens=None, shared_prefix=None)
+    doc = timed(options, question, requests_of(form, options, prices, is_fixed=is_fixed))
     return doc["holds"], shapes(doc, limit), None
 
 
@@ -120,7 +110,7 @@ def manifest_of(options: RecommendOptions, doc: RecommendationDocument, chosen: 
 def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placement | None]:
     """(the answer, its first placement, or None if nothing holds the users)."""
     refuse_missing(
-        ("MODEL", says_model(options), MODEL_CURE),
+        ("MODEL", form_of(options).names_model, MODEL_CURE),
         ("--users", options.users is not None, "add the number of concurrent users, e.g. --users 200"),
     )
     assert options.users is not None
@@ -138,8 +128,8 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
         end="likely" if options.optimistic else "low",
         prices=prices.per_hour if prices else None,
     )
-    inputs = requests_of(options, prices, is_fixed=is_fixed)
-    say(inputs, quiet=options.quiet)
+    inputs = requests_of(form_of(options), options, prices, is_fixed=is_fixed)
+    output.say(inputs, quiet=options.quiet)
     source = prices.source if prices else None
     first = inputs.requests[0]
     if not abilities_of(first.release.engine).recommended:
@@ -191,22 +181,22 @@ def check_together(options: RecommendOptions, *, is_fixed: bool) -> None:
 
 def stated_by(options: RecommendOptions) -> frozenset[str]:
     """Engine arguments that the user gave in any form. Refuse those that do not apply here."""
-    command = read_command(options.from_command) if options.from_command is not None else None
-    stated = stated_arguments(options, command)
+    form = form_of(options)
+    stated = stated_arguments(form, form.command())
     for name, why in SOUGHT.items():
         if name in stated:
             raise UsageError(f"--{name.replace('_', '-')}", f"{why}", "remove it")
-    return frozenset(stated)
+    return stated
 
 
-def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Inputs:
+def requests_of(form: Form, options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Inputs:
     """One request per candidate GPU, or for the given one; their lengths are not yet truncated to the context."""
-    plain = options if is_fixed else replace(options, gpu=gpu_names(options, prices))
 
     def load(context: Context, spec: ModelSpec) -> Load:
-        return load_of(plain, spec.context_limit if is_fixed else context, spec)
+        return load_of(form, spec.context_limit if is_fixed else context, spec)
 
-    inputs = read(plain, load)
+    query = read_form(form if is_fixed else form.changed(gpu=gpu_names(options, prices)))
+    inputs = requests(replace(query, load=load))
     contexts = {request.args.max_model_len for request in inputs.requests}
     if len(contexts) > 1 or "auto" in contexts:
         raise UsageError("--ctx", "recommend takes one context", "write one number, for example --ctx 16k")

@@ -6,7 +6,7 @@ from dataclasses import fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kvplan.cli.inputs import Inputs, say
+from kvplan.cli import output
 from kvplan.cli.load import check_lengths, load_of
 from kvplan.cli.load_options import LoadOptions
 from kvplan.core.errors import UsageError
@@ -20,6 +20,7 @@ from kvplan.simulate.placing import Demand, placed
 from kvplan.simulate.setup import refuse_reordering, refuse_unmodeled
 
 if TYPE_CHECKING:
+    from kvplan.asked.question import Inputs
     from kvplan.cli.sweep_options import RecommendOptions
     from kvplan.documents.timed import TimedRecommendationDocument
     from kvplan.planning.recommend import Question
@@ -55,7 +56,7 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
         load.source, None if load.is_closed else load.peak, users, promises, spare,
         strict=not options.optimistic, calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
     )  # fmt: skip
-    say(inputs, quiet=options.quiet)
+    output.say(inputs, quiet=options.quiet)
     first = plan(inputs.requests[0])
     refuse_unmodeled(first)  # applies to every placement: the answer would not be for the requested load
     if options.from_command is not None:

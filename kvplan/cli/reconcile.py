@@ -6,8 +6,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from kvplan.asked.form import flag_of
 from kvplan.cli import output
-from kvplan.cli.options import PlanOptions, flag_of
+from kvplan.cli.options import PlanOptions
 from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable

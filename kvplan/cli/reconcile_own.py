@@ -2,16 +2,16 @@
 
 from dataclasses import fields, replace
 
-from kvplan.cli import inputs
-from kvplan.cli.inputs import Inputs
-from kvplan.cli.options import PlanOptions, flag_of
-from kvplan.cli.resolve import Resolved, resolve
+from kvplan.asked.form import flag_of, source_of
+from kvplan.asked.log import model_of
+from kvplan.asked.question import Inputs, Resolved, resolve
+from kvplan.cli import output
+from kvplan.cli.options import PlanOptions, form_of
 from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import format_gib
 from kvplan.measure.serverlog.compare import LogReconciliation
-from kvplan.measure.serverlog.request import model_of
 from kvplan.servers.bundled.log_rows import check_form, inputs_of, rows_of
 from kvplan.servers.bundled.rules import Speculation
 from kvplan.servers.logs.log import ServerLog
@@ -53,7 +53,7 @@ def compared_own(options: ReconcileOptions, log: ServerLog) -> LogReconciliation
         total_memory=engine.total,
     )
     notices = Inputs([], 1, list(result.notes), [], list(model.warnings))
-    inputs.say(notices, quiet=options.quiet)
+    output.say(notices, quiet=options.quiet)
     return replace(result, notes=tuple(dict.fromkeys([*result.notes, *model.warnings])))
 
 
@@ -79,4 +79,4 @@ def served(
                 log.called, f"its model {called!r} is not one that `kvplan models` lists", f"add {cure}"
             )
         notes += [] if note is None else [note]
-    return resolve(model, inputs.source_of(options, options.revision)), notes
+    return resolve(model, source_of(form_of(options), options.revision)), notes

@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvplan.asked.form import contexts_of, flag_of, refuse_missing
+from kvplan.asked.question import MODEL_CURE, Source, resolve
 from kvplan.cli import output
 from kvplan.cli.engine_options import has_weights, modules_of, offloading, slots_of, speculative_of
-from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_model
-from kvplan.cli.options import PlanOptions, flag_of
-from kvplan.cli.resolve import Source, resolve
+from kvplan.cli.options import PlanOptions, form_of, inputs_of
 from kvplan.cli.serve_options import ServeOptions
 from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
@@ -65,7 +65,7 @@ HOST, PORT = "127.0.0.1", "8000"
 def serve(options: ServeOptions) -> int:
     """Serve until a signal, and return its exit code."""
     require_libraries()
-    refuse_missing(("MODEL", says_model(options), MODEL_CURE))
+    refuse_missing(("MODEL", form_of(options).names_model, MODEL_CURE))
     if options.gpu is None:
         for name in OF_TWIN:
             if getattr(options, name) is not None:
@@ -111,11 +111,10 @@ def simulated(options: ServeOptions) -> "Start":
     drafts = None if options.speculative_config is None else drafts_of(options.speculative_config)
     if drafts is not None:
         options = with_drafts(options, drafts)
-    inputs = read(options)
-    if len(inputs.requests) != 1:
-        raise UsageError("serve", f"{len(inputs.requests)} plans requested", "name one GPU and one --ctx")
-    say(inputs, quiet=options.quiet)
-    the_plan = plan(inputs.requests[0])
+    inputs = inputs_of(options)
+    request = inputs.only("serve", "name one GPU and one --ctx")
+    output.say(inputs, quiet=options.quiet)
+    the_plan = plan(request)
     specs = tiers_of(options.tier or ())
     check(the_plan, specs, drafts=drafts is not None)
     if specs and drafts is not None:
@@ -221,13 +220,12 @@ def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "tuple[Engin
     import torch
 
     from engine import Engine
-    from kvplan.cli.inputs import contexts_of
     from kvplan.serve.real import arguments_of
     from kvplan.serve.text import stand_in, tokenizer_of
     from kvplan.servers.bundled.log_wordings import arguments_line, prefix
 
     directory, spec = model_of(options)
-    (context,) = contexts_of(options, None)
+    (context,) = contexts_of(form_of(options))
     if context == "auto":
         raise UsageError("--max-model-len auto", "is for --simulate", "state the tokens")
     config = config_of(options, context, is_dummy=directory is None)

@@ -131,6 +131,18 @@ def server_setup(page: str) -> ServerSetup:
     return ServerSetup(server, model | flags, facts, num_engines, _start(samples))
 
 
+def log_of_page(setup: ServerSetup) -> ServerLog:
+    """Convert a /metrics page's constants to a log; a page that repeats its server's log gives that."""
+    if setup.start is not None:
+        return setup.start
+    readings = tuple(Reading(fact, text, "", 0) for fact, text in setup.facts.items())
+    if setup.num_engines == 1:
+        return ServerLog(setup.server, setup.flags, readings, 1, 1, called="page")
+    note = f"{setup.num_engines} replicas on the page have a pool of their own each; the smallest is compared"
+    flags = setup.flags | {"data_parallel_size": str(setup.num_engines)}
+    return ServerLog(setup.server, flags, readings, 1, 1, (note,), called="page")
+
+
 def _start(samples: "Samples") -> ServerLog | None:
     """The start-up log that a page repeats. Raise MetricsError if there are several."""
     starts = [labels for name, labels, _ in samples if name == START_ARGUMENTS]

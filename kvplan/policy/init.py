@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
@@ -160,11 +160,11 @@ def ceiling(num_bytes: int) -> str:
 # --- user input -------------------------------------------------------------------------------------------------------
 
 
-def lengths_stated(options: object, folder: Path) -> dict[str, str]:
-    """The length options as typed; file names become relative to the policy's folder."""
+def lengths_stated(values: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """The lengths as typed; file names become relative to the policy's folder."""
     stated = {}
     for key in LENGTH_KEYS:
-        value = getattr(options, key)
+        value = values.get(key)
         if value is not None:
             stated[key] = quoted(from_folder(value, folder) if key == "lengths" else value)
     return stated

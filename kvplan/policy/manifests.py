@@ -7,7 +7,7 @@ from pathlib import Path
 from kvplan.asked import manifest
 from kvplan.asked.manifest import Served
 from kvplan.asked.pasted import parse_container
-from kvplan.cli.inputs import Inputs
+from kvplan.asked.question import Inputs
 from kvplan.core.errors import UsageError
 from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.strict_yaml import Mark, Node, Scalar
