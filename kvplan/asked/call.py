@@ -6,22 +6,14 @@ from numbers import Real
 from os import PathLike, fspath
 from typing import Any, Final
 
-from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, Form
+from kvplan.asked.form import LENGTH_KEYS, LISTS, PLAN_KEYS, SWITCHES, Form
 from kvplan.core.errors import UsageError
 from kvplan.core.near import meant, near_names
-from kvplan.servers.words.arguments import ARGUMENTS
 
 # Flags that have a short name on the command line.
 SHORT: Final = {
     "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ctx": "max_model_len",
 }  # fmt: skip
-LISTS: Final = frozenset(("models", "gpu", "engine_arg", *(name for name, row in ARGUMENTS.items() if row.many)))
-SWITCHES: Final = frozenset(
-    (
-        "enable_lora", "assume_dense", "text_only", "offline",
-        *(name for name, row in ARGUMENTS.items() if row.kind == "flag"),
-    )
-)  # fmt: skip
 KEYWORDS: Final = frozenset((*PLAN_KEYS, *LENGTH_KEYS)) - {"model", "from_command"}
 
 
@@ -49,7 +41,7 @@ def text_of(key: str, value: Any) -> Any:
     """A keyword's value as a form has it: a switch, a text, JSON, or texts where the key takes several. Raise
     UsageError, with the keyword's name, for a value of another type.
     """
-    is_list = key in LISTS
+    is_list = key in (*LISTS, "models")
     match value:
         case bool():
             if key in SWITCHES:

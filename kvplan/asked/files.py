@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvplan.asked.question import WEIGHT_SUFFIXES, Resolved, Source, is_path, say_text_only
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
-from kvplan.core.files import printable
+from kvplan.core.files import exists, printable
 from kvplan.core.units import format_gib
 from kvplan.models import catalog
 from kvplan.models.families.config import Oddity
@@ -76,12 +76,8 @@ def from_path(ref: str, source: Source) -> Resolved:
     path = Path(ref)
     if path.suffix in WEIGHT_SUFFIXES:
         raise weights_alone(path)
-    try:
-        is_dir = path.is_dir()
-        exists = path.exists()
-    except (OSError, ValueError):
-        is_dir = exists = False
-    if exists and not is_dir and path.suffix != ".json":
+    is_there = exists(path)
+    if is_there and not path.is_dir() and path.suffix != ".json":
         raise UsageError(
             f"model {printable(repr(str(path)), 400)}",
             "not a directory or a .json file",
@@ -90,7 +86,7 @@ def from_path(ref: str, source: Source) -> Resolved:
     model = Resolved(
         load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense, text_only=source.text_only)
     )
-    if exists and (folder := folder_of(path)) is not None:
+    if is_there and (folder := folder_of(path)) is not None:
         weigh(model, folder, source, str(folder))
     return model
 

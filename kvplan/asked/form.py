@@ -1,12 +1,12 @@
 """Values as they are written, by key, and what they ask: command lines, policies and Python fill in the same form."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kvplan.asked.question import PASTED, Asked, Context, Source
-from kvplan.core.errors import KvplanError, UsageError
+from kvplan.asked.question import PASTED, Asked, Context, Source, is_path
+from kvplan.core.errors import Faults, KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import (
@@ -20,21 +20,27 @@ from kvplan.core.units import (
     split_list,
 )
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
+from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import SERVERS, parse_engine, server_of
+from kvplan.servers.base import SERVERS, abilities_of, parse_engine, server_of
 from kvplan.servers.plans.plan import Load
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, left_out
+from kvplan.sizing.layout import check_dtype, check_kv_dtype
 
 if TYPE_CHECKING:
     from kvplan.servers.words.command import ServeCommand
 
+T = TypeVar("T")
 # The keys of a form: of a plan, and of its request lengths.
 PLAN_KEYS: Final = (
     "model", "gpu", "gpu_memory", "memory_in_use", *ARGUMENTS, "weights_bytes", "calibration", "enable_lora",
     "draft_model", "speculative_config", "engine", "engine_arg", "from_command", "assume_dense", "text_only",
     "revision", "offline",
 )  # fmt: skip
+READING: Final = ("assume_dense", "text_only", "offline")  # switches of how the model's config is read
+LISTS: Final = ("gpu", "engine_arg", *(name for name, row in ARGUMENTS.items() if row.many))
+SWITCHES: Final = (*(name for name, row in ARGUMENTS.items() if row.kind == "flag"), "enable_lora", *READING)
 LENGTH_KEYS: Final = ("mean_tokens", "prompt_tokens", "output_tokens", "lengths", "overflow", "shared_prefix")
 FLAGS: Final = {"max_model_len": "--ctx"}
 # One of each common size, smallest first: the table if no GPU is named.
@@ -70,20 +76,29 @@ class Form:
         value: list[str] | None = self.values.get(key)
         return value
 
+    def parsed(self, key: str, parse: Callable[[str], T]) -> T | None:
+        text = self.text(key)
+        return None if text is None else parse(text)
+
     def is_on(self, key: str) -> bool:
         return self.values.get(key) is True
 
     def changed(self, **values: Any) -> "Form":
         """The form with other values; None leaves a key out."""
-        return replace(
-            self, values={key: value for key, value in {**self.values, **values}.items() if value is not None}
-        )
+        merged = {**self.values, **values}
+        return replace(self, values={key: value for key, value in merged.items() if value is not None})
 
     def named(self, error: KvplanError) -> KvplanError:
         """The error in the words of its value's origin."""
         keys = ("max_model_len" if key == "ctx" else key for key in error.keys)
         origin = next((self.origins[key] for key in keys if key in self.origins), None)
         return error if origin is None else error.changed(subject=origin.name, remedy=origin.remedy)
+
+    def refuse_except(self, taken: Collection[str], problem: str, remedy: str) -> None:
+        """Refuse the first value of any other key."""
+        for key in self.values:
+            if key not in taken:
+                raise UsageError(FLAGS.get(key, flag_of(key)), problem, remedy)
 
     def command(self) -> "ServeCommand | None":
         """Its pasted command."""
@@ -105,43 +120,67 @@ class Form:
 
 
 def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = PASTED) -> Asked:
-    """What a form asks. Raises UsageError for a value that cannot be read.
+    """What a form asks. Raises UsageError for values that cannot be read, all of them in one error.
 
     command  its pasted command, if the caller has read it; pasted: what notes call it
     """
-    command = form.command() if command is None else command
+    faults = Faults()
+    with faults.part():
+        command = form.command() if command is None else command
     drafts = None
-    if form.text("speculative_config") is not None:
+    if "speculative_config" in form.values:
         from kvplan.asked.speculation import config_of, in_parts, without_drafts  # only needed for this key
 
-        drafts = config_of(form)
-        form, command = in_parts(form), None if command is None else without_drafts(command)
-    args = engine_args(form, command)
-    release = parse_engine(form.text("engine") or (command.engine if command else None) or DEFAULT)
-    contexts, gpus = contexts_of(form, args.max_model_len), tuple(counted_gpus_of(form))
-    weights, in_use = form.text("weights_bytes"), form.text("memory_in_use")
+        with faults.part():
+            drafts = config_of(form)
+            form, command = in_parts(form), None if command is None else without_drafts(command)
+    with faults.part():
+        args = engine_args(form, command)
+    with faults.part():
+        release = parse_engine(form.text("engine") or (command.engine if command else None) or DEFAULT)
+    with faults.part():
+        contexts = contexts_of(form)
+    with faults.part():
+        check_names(form)
+    with faults.part():
+        gpus = tuple(counted_gpus_of(form))
+    with faults.part():
+        weights = form.parsed("weights_bytes", weights_of)
+    with faults.part():
+        in_use = form.parsed("memory_in_use", lambda text: parse_size(text, "--memory-in-use", least=0))
+    faults.refuse()
     is_pasted = "model" not in form.values
     revision = form.text("revision") or (command.revision if command and is_pasted else None)
     return Asked(
-        model=form.text("model") or (command.model if command else None),
-        is_pasted=is_pasted,
-        source=source_of(form, revision),
-        gpus=gpus,
-        contexts=contexts,
-        args=args,
-        release=release,
-        stated=stated_arguments(form, command),
-        load=lambda context, spec: load_of(form, context, spec),
-        weights_bytes=None if weights is None else weights_of(weights),
-        draft=form.text("draft_model") or (command.draft_model if command else None),
-        memory_in_use=None if in_use is None else parse_size(in_use, "--memory-in-use", least=0),
-        calibration=form.text("calibration"),
-        command=command,
-        pasted=pasted,
-        environment=command.environment if command else {},
-        drafts=drafts,
-        notes=pool_notes(form, args),
-    )
+        model=form.text("model") or (command.model if command else None), is_pasted=is_pasted,
+        source=source_of(form, revision), gpus=gpus,
+        contexts=contexts if "max_model_len" in form.values else (args.max_model_len,),
+        args=args, release=release, stated=stated_arguments(form, command),
+        load=lambda context, spec: load_of(form, context, spec), weights_bytes=weights,
+        draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use,
+        calibration=form.text("calibration"), command=command, pasted=pasted,
+        environment=command.environment if command else {}, drafts=drafts, notes=pool_notes(form, args),
+    )  # fmt: skip
+
+
+def check_names(form: Form) -> None:
+    """Refuse a model that can only be in the catalog and is not, and dtypes that no server has."""
+    faults, model, kv_dtype = Faults(), form.text("model"), form.text("kv_cache_dtype")
+    with faults.part():
+        if model is not None and is_catalog_name(model) and catalog.find(model) is None:
+            raise catalog.unknown(model)
+    with faults.part():
+        check_dtype(form.text("dtype") or "auto")
+    name = re.split("[@+]", form.text("engine") or DEFAULT)[0]
+    with faults.part():
+        if kv_dtype is not None and not (name in SERVERS and abilities_of(name).own_kv_dtypes):
+            check_kv_dtype(kv_dtype)
+    faults.refuse()
+
+
+def is_catalog_name(name: str) -> bool:
+    """True if it can only be a catalog name, not a Hub id, file or folder."""
+    return re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) is not None and not is_path(name)
 
 
 def refuse_missing(*values: tuple[str, bool, str]) -> None:
@@ -176,12 +215,12 @@ def weights_of(text: str) -> int:
 # --- contexts and GPUs ------------------------------------------------------------------------------------------------
 
 
-def contexts_of(form: Form, elsewhere: Context = None) -> tuple[Context, ...]:
-    """Contexts of --ctx, else of a pasted command or --engine-arg, else the model's own (None)."""
+def contexts_of(form: Form) -> tuple[Context, ...]:
+    """Contexts of --ctx, else the model's own (None)."""
     name = "max_model_len"
     stated = form.texts(name)
     if stated is None:
-        return (elsewhere,)
+        return (None,)
     text = ", ".join(stated)
     for part in split_list(text, "--ctx", several=form.several):
         if re.fullmatch(r"[0-9]{21,}[kKmM]?i?", part):
@@ -222,11 +261,14 @@ def counted_gpus_of(form: Form) -> list[tuple[int | None, GpuSpec]]:
             f"contains an empty name ({printable(','.join(texts), 60)!r})",
             "write one, or several separated by commas: a100-80g,h200",
         )
-    counts: dict[GpuSpec, int | None] = {}
-    for count, name in map(split_count, names):
-        spec = gpu(name) if memory is None else with_memory(gpu(name), memory)
-        if counts.setdefault(spec, count) != count:
-            raise UsageError("--gpu", f"names {spec.name} twice with different numbers", "use only one")
+    counts, faults = dict[GpuSpec, int | None](), Faults()
+    for text in names:
+        with faults.part():
+            count, name = split_count(text)
+            spec = gpu(name) if memory is None else with_memory(gpu(name), memory)
+            if counts.setdefault(spec, count) != count:
+                raise UsageError("--gpu", f"names {spec.name} twice with different numbers", "use only one")
+    faults.refuse()
     return [(count, spec) for spec, count in counts.items()]
 
 
@@ -253,7 +295,12 @@ def engine_args(form: Form, command: "ServeCommand | None") -> EngineArgs:
 
     Raises UsageError if --engine-arg and a flag contradict each other.
     """
-    pairs, flags = engine_pairs(form), given(form)
+    pairs, flags, faults = dict[str, Any](), dict[str, Any](), Faults()
+    with faults.part():
+        pairs = engine_pairs(form)
+    with faults.part():
+        flags = given(form)
+    faults.refuse()
     for name in pairs.keys() & flags.keys():
         refuse_two(name, pairs[name], flags[name])
     pasted = (
@@ -281,8 +328,13 @@ def stated_arguments(form: Form, command: "ServeCommand | None") -> frozenset[st
 
 def given(form: Form) -> dict[str, Any]:
     """Engine arguments given by their own flags; several contexts are left to `contexts_of`."""
-    keys = ARGUMENTS.keys() & form.values.keys() - {"max_model_len"}
-    return {key: typed_value(key, form.values[key]) for key in ARGUMENTS if key in keys}
+    values, faults = dict[str, Any](), Faults()
+    for key in ARGUMENTS:
+        if key in form.values and key != "max_model_len":
+            with faults.part():
+                values[key] = typed_value(key, form.values[key])
+    faults.refuse()
+    return values
 
 
 def typed_value(name: str, value: Any) -> Any:
@@ -323,21 +375,27 @@ def engine_pair(text: str) -> tuple[str, Any]:
 
 def engine_pairs(form: Form) -> dict[str, Any]:
     """Arguments of --engine-arg; repeated keys must agree."""
-    pairs: dict[str, Any] = {}
+    pairs, faults = dict[str, Any](), Faults()
     for text in form.texts("engine_arg") or ():
-        key, _, value_text = text.partition("=")
-        if key.strip("- ").replace("-", "_") == "enable_lora":
-            from kvplan.servers.words.argument_values import switch
-
-            on = switch(value_text, "--engine-arg enable_lora")
-            name = "max_loras"
-            value = (pairs.get(name) or usual_slots(form)) if on else 0
-        else:
-            name, value = engine_pair(text)
-            if pairs.get(name, value) != value:
-                raise UsageError(f"--engine-arg {name}", f"is given twice, {pairs[name]} and {value}", "use only one")
-        pairs[name] = value
+        with faults.part():
+            add_pair(pairs, text, form)
+    faults.refuse()
     return pairs
+
+
+def add_pair(pairs: dict[str, Any], text: str, form: Form) -> None:
+    key, _, value_text = text.partition("=")
+    if key.strip("- ").replace("-", "_") == "enable_lora":
+        from kvplan.servers.words.argument_values import switch
+
+        on = switch(value_text, "--engine-arg enable_lora")
+        name = "max_loras"
+        value = (pairs.get(name) or usual_slots(form)) if on else 0
+    else:
+        name, value = engine_pair(text)
+        if pairs.get(name, value) != value:
+            raise UsageError(f"--engine-arg {name}", f"is given twice, {pairs[name]} and {value}", "use only one")
+    pairs[name] = value
 
 
 def refuse_two(name: str, pair: Any, flag: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil, floor
 from typing import Any, Final
 
-from kvplan.asked.form import FLAGS, Form, Origin, flag_of, gpus_of, read_form, stated_arguments
+from kvplan.asked.form import COMMON_GPUS, FLAGS, Form, Origin, flag_of, gpus_of, read_form, stated_arguments
 from kvplan.asked.question import Asked
 from kvplan.core import entries
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
@@ -30,7 +30,6 @@ class UnplannedLog(InvalidInputError):
 
 
 ONLY_BYTES: Final = "custom"  # a GPU of which only the memory is known
-SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +260,7 @@ def _is_named(log: ServerLog, spec: GpuSpec) -> bool:
 
 def sample_gpus() -> list[GpuSpec]:
     """GPUs to use if the log does not name one: only what is the same on all of these can be compared."""
-    return [gpu(name) for name in SAMPLE_GPUS]
+    return [gpu(name) for name in COMMON_GPUS]
 
 
 def held_by(log: ServerLog) -> Iterable[tuple[int, int, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
-from kvplan.core.files import printable
+from kvplan.core.files import exists, printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import format_count, format_gib
 from kvplan.hardware.gpu import GpuSpec
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 PASTED: Final = "--from-command"
 MODEL_CURE: Final = "name a model (`kvplan models`), a config.json or a Hub id, or paste a command with --from-command"
 WEIGHT_SUFFIXES: Final = (".gguf", ".safetensors")
-TEXT_ONLY_WARNING: Final = (
-    "--text-only: the vision or audio tower is not counted; a server that loads it needs more memory"
-)
 Context = int | Literal["auto"] | None
 LoadOf = Callable[[Context, ModelSpec], Load]  # request lengths, once the context and the model are known
 
@@ -111,15 +108,15 @@ class Inputs:
 
     def by_gpu(self) -> tuple[list[Request], int]:
         """(the requests with the contexts of one GPU adjacent, the number of contexts)."""
-        contexts = len(self.requests) // self.num_gpus
-        return [
-            request for index in range(self.num_gpus) for request in self.requests[index :: self.num_gpus]
-        ], contexts
+        number = self.num_gpus
+        return [row for index in range(number) for row in self.requests[index::number]], len(self.requests) // number
 
 
 def requests(query: Asked) -> Inputs:
     """One request for each context and GPU. Raises UsageError and similar errors for invalid input."""
     model = model_of(query)
+    if query.weights_bytes is not None:
+        model = replace(model, weights_bytes=query.weights_bytes, checkpoint=None)
     draft = draft_of(query)
     check_in_use(query)
     release, args, variables_note = query.release, query.args, None
@@ -134,28 +131,18 @@ def requests(query: Asked) -> Inputs:
     model = replace(model, spec=server_of(release.engine).as_read(model.spec, args))
     contexts = query.contexts if query.context_of is None else (query.context_of(model.spec),)
     loads = {context: query.load(context, model.spec) for context in contexts}
-    inputs = Inputs(
-        [
-            Request(
-                spec=model.spec,
-                gpu=machine,
-                args=replace(split, max_model_len=context),
-                release=release,
-                load=loads[context],
-                weights_bytes=model.weights_bytes if query.weights_bytes is None else query.weights_bytes,
-                checkpoint=model.checkpoint if query.weights_bytes is None else None,
-                draft=draft.spec if draft else None,
-                memory_in_use=query.memory_in_use,
-                measured=measured_on(query.calibration, machine),
-                repeated=repeated_by(query),
-                gpu_count=gpu_count_of(query),
-            )
-            for context in contexts
-            for machine, split in splits.items()
-        ],
-        num_gpus=len(splits),
-        notes=[] if variables_note is None else [variables_note],
-    )
+
+    def request(context: Context, machine: GpuSpec) -> Request:
+        return Request(
+            spec=model.spec, gpu=machine, args=replace(splits[machine], max_model_len=context), release=release,
+            load=loads[context], weights_bytes=model.weights_bytes, checkpoint=model.checkpoint,
+            draft=draft.spec if draft else None, memory_in_use=query.memory_in_use,
+            measured=measured_on(query.calibration, machine), repeated=repeated_by(query),
+            gpu_count=gpu_count_of(query),
+        )  # fmt: skip
+
+    inputs = Inputs([request(context, machine) for context in contexts for machine in splits], num_gpus=len(splits))
+    inputs.notes += [] if variables_note is None else [variables_note]
     if not query.drafts_later:
         refuse_undrafted(inputs.requests[0])
     add_remarks(inputs, query, [model, *([draft] if draft else [])])
@@ -363,7 +350,8 @@ def say_text_only(model: Resolved, source: Source) -> None:
     if not source.text_only:
         return
     if model.spec.text_only:
-        model.warnings.append(TEXT_ONLY_WARNING)
+        text = "--text-only: the vision or audio tower is not counted; a server that loads it needs more memory"
+        model.warnings.append(text)
     else:
         model.notes.append(
             f"--text-only: {printable(model.spec.name, 200)} has no vision or audio tower; it is sized whole"
@@ -383,7 +371,4 @@ def is_path(ref: str) -> bool:
     """True if MODEL is meant as a path: it looks like one, or the file exists. (A shell expands `~` itself.)"""
     if ref.startswith((".", "/", "~")) or ref.endswith((".json", *WEIGHT_SUFFIXES)):
         return True
-    try:
-        return Path(ref).exists()
-    except (OSError, ValueError):
-        return False
+    return exists(ref)

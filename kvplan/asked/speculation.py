@@ -16,17 +16,16 @@ PARTS: Final = {
 }  # fmt: skip
 
 
-def config_of(form: Form) -> SpeculativeConfig | None:
-    """The parsed --speculative-config, or None if it is not given."""
-    text = form.text("speculative_config")
-    return None if text is None else read_config(text, FLAG)
+def config_of(form: Form) -> SpeculativeConfig:
+    """The parsed --speculative-config of a form that has one."""
+    return read_config(form.values["speculative_config"], FLAG)
 
 
 def in_parts(form: Form) -> Form:
     """The form with --speculative-config replaced by the values that it stands for; UsageError where they differ."""
-    config = config_of(form)
-    if config is None:
+    if "speculative_config" not in form.values:
         return form
+    config = config_of(form)
     tokens = None if config.tokens is None else str(config.tokens)
     stated = zip(PARTS, (config.model, config.method, tokens), strict=True)
     parts = {key: stated_once(key, form.text(key), value) for key, value in stated}

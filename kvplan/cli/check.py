@@ -3,15 +3,15 @@
 import datetime
 import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from kvplan.cli import output
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
-from kvplan.cli.options import WorkloadOptions
+from kvplan.cli.options import form_of, refuse_given
 from kvplan.cli.typed import in_typed_words
 from kvplan.core.errors import (
     BUG,
@@ -42,7 +42,6 @@ from kvplan.report.lines import Line, line, write
 
 SIMULATED_REQUESTS = 2000  # of a profile, which is endless; p99 and a 1 % rule rest on 20 of them
 MANIFEST_OPTIONS = ("gpu",)  # plan options that a manifest does not set
-ENVIRONMENT = ("offline",)  # plan options unrelated to the target
 
 
 def check(options: CheckOptions) -> int:
@@ -106,13 +105,11 @@ def gpu_of(options: CheckOptions) -> str | None:
     return None if options.gpu is None else ",".join(options.gpu)
 
 
-def refuse_plan_options(options: CheckOptions, taken: Container[str] = ()) -> None:
+def refuse_plan_options(options: CheckOptions, taken: Collection[str] = ()) -> None:
     """Refuse plan options: plans come from the policy, so these options would be ignored."""
-    own = {field.name for field in fields(WorkloadOptions)} - {*ENVIRONMENT, "model"} | {"output", "from_pid"}
-    for field in fields(CheckOptions):
-        if field.name in own and field.name not in taken and getattr(options, field.name) != field.default:
-            flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(flag, "works only with --init", "set it in the policy's target instead")
+    problem = ("works only with --init", "set it in the policy's target instead")
+    form_of(options).refuse_except(("model", "offline", *taken), *problem)
+    refuse_given(options, ("output", "from_pid"), *problem)
 
 
 def refuse_no_policy(options: CheckOptions, path: Path) -> None:

@@ -4,17 +4,17 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvplan.asked.question import WEIGHT_SUFFIXES, Inputs
 from kvplan.cli import output
 from kvplan.cli.diff_options import DiffOptions
-from kvplan.cli.options import WorkloadOptions, form_of, inputs_of
+from kvplan.cli.options import form_of, inputs_of
 from kvplan.core import git
 from kvplan.core.errors import KvplanError, UnknownNameError, UsageError
-from kvplan.core.files import load_json, printable
+from kvplan.core.files import exists, load_json, printable
 from kvplan.documents.diff import diff_document
 from kvplan.planning.diff import Difference, Side, difference, document_sides, plan_side
 from kvplan.planning.plan import Plan, plan
@@ -123,13 +123,6 @@ def from_anywhere(options: DiffOptions) -> DiffOptions:
     return replace(options, **full)
 
 
-def exists(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):
-        return False
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Location of an operand: `text` relative to `folder`, the working directory or that of a copy.
@@ -225,7 +218,8 @@ def words(nodes: "Iterable[Node]") -> Iterator[str]:
 def sides(place: Place, kind: Kind, options: DiffOptions) -> tuple[Inputs, list[Side]]:
     """An operand's sides, with the notes from reading it; errors name the operand."""
     if kind != "model":
-        refuse_plan_options(options)
+        form = form_of(options)
+        form.refuse_except(("model", "offline"), "works only with two models", "documents and policies contain it")
     with chdir(place.folder), named(place.operand):
         match kind:
             case "policy":
@@ -249,14 +243,6 @@ def named(operand: Operand) -> Iterator[None]:
         if mark is not None:
             raise error.changed(mark=mark._replace(where=f"{revision}: {mark.where}")) from error
         raise error.changed(subject=f"{revision}: {error.subject}") from error
-
-
-def refuse_plan_options(options: DiffOptions) -> None:
-    """Refuse plan options: they are part of the document or policy, so these would be ignored."""
-    for field in fields(WorkloadOptions):
-        if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
-            flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(flag, "works only with two models", "documents and policies contain it")
 
 
 def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Side]:

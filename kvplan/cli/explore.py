@@ -8,7 +8,7 @@ from kvplan.asked.form import Form, gpus_of, read_form
 from kvplan.asked.question import Inputs, default_context, requests
 from kvplan.cli import output
 from kvplan.cli.explore_options import ExploreOptions
-from kvplan.cli.options import form_of
+from kvplan.cli.options import form_of, refuse_given
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_tokens
 from kvplan.documents.explorer import EXPLORER, FULL, Axis, ExplorerDocument, chart
@@ -51,21 +51,11 @@ def explore(options: ExploreOptions) -> int:
     return 0
 
 
-STATED = {
-    "from_command": "--from-command", "lengths": "--lengths", "prompt_tokens": "--prompt-tokens",
-    "engine_arg": "--engine-arg",
-}  # fmt: skip
-
-
 def refuse_single(options: ExploreOptions) -> None:
     """Refuse options that fix a value for which the page offers choices."""
-    for name, flag in STATED.items():
-        if getattr(options, name, None) is not None:
-            raise UsageError(
-                flag,
-                "describes one plan, but the page offers choices",
-                "name choices by flags: --tp 1,2 --mean-tokens 1k,4k",
-            )
+    names = ("from_command", "lengths", "prompt_tokens", "engine_arg")
+    remedy = "name choices by flags: --tp 1,2 --mean-tokens 1k,4k"
+    refuse_given(options, names, "describes one plan, but the page offers choices", remedy)
     if options.max_model_len is not None and {"auto", "-1"} & set(",".join(options.max_model_len).split(",")):
         raise UsageError(
             "--ctx auto", "cannot be a choice of the page: each is a number of tokens", "remove it, or write 8k,32k"

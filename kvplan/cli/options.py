@@ -4,15 +4,16 @@ Values stay text until kvplan/asked/form.py parses them, so that a flag, a paste
 and rejected by the same code (kvplan/servers/words/argument_values.py).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, overload
 
 import typer
 
-from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, Form, flag_of, read_form
+from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, flag_of, read_form, stated_arguments
 from kvplan.asked.question import Inputs, requests
 from kvplan.core import entries
+from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
 from kvplan.servers.base import SERVERS
@@ -293,8 +294,26 @@ class SchemaOptions:
 def form_of(options: PlanOptions) -> Form:
     """The values that a plan's options give."""
     keys = (*PLAN_KEYS, *(LENGTH_KEYS if isinstance(options, WorkloadOptions) else ()))
-    values = ((key, getattr(options, key)) for key in keys)
-    return Form({key: value for key, value in values if value is not None}, options.takes_contexts)
+    values = {key: getattr(options, key) for key in keys}
+    given = {key: value for key, value in values.items() if value is not None and (value or key not in READING)}
+    return Form(given, options.takes_contexts)
+
+
+def stated_by(options: PlanOptions, sought: Mapping[str, str]) -> frozenset[str]:
+    """Engine arguments that are given in any form. Refuse those that the command seeks itself, each with the reason."""
+    form = form_of(options)
+    stated = stated_arguments(form, form.command())
+    for name, why in sought.items():
+        if name in stated:
+            raise UsageError(flag_of(name), why, "remove it")
+    return stated
+
+
+def refuse_given(options: object, names: Iterable[str], problem: str, remedy: str) -> None:
+    """Refuse the first of these options that is given."""
+    for name in names:
+        if getattr(options, name, None) not in (None, False, []):
+            raise UsageError(flag_of(name), problem, remedy)
 
 
 def inputs_of(options: PlanOptions) -> Inputs:

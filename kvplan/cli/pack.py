@@ -9,6 +9,7 @@ from kvplan.asked.form import Form, read_form
 from kvplan.asked.pasted import is_command, served_by
 from kvplan.asked.question import requests
 from kvplan.cli import output
+from kvplan.cli.options import refuse_given
 from kvplan.cli.pack_options import PackOptions
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
@@ -42,9 +43,7 @@ def tenants_of(options: PackOptions) -> Iterator[Tenant]:
         for text in options.server:
             yield stated(text, options)
         return
-    for name in ("gpu", "engine"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name}", "works only with --server", "the policy states it")
+    refuse_given(options, ("gpu", "engine"), "works only with --server", "the policy states it")
     yield from of_policy(Path(options.policy or ""), options)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from kvplan.asked.form import COMMON_GPUS, Form, load_of, read_form, refuse_missing, stated_arguments
+from kvplan.asked.form import COMMON_GPUS, Form, load_of, read_form, refuse_missing
 from kvplan.asked.question import MODEL_CURE, Context, Inputs, requests
 from kvplan.cli import output
-from kvplan.cli.options import form_of
+from kvplan.cli.options import form_of, stated_by
 from kvplan.cli.output import report_files
 from kvplan.cli.recommend_timed import check_alone
 from kvplan.cli.sweep_options import RecommendOptions
+from kvplan.cli.tune_options import TuneOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count
@@ -29,6 +30,7 @@ from kvplan.servers.plans.plan import Load, Request, check_load
 if TYPE_CHECKING:
     from kvplan.documents.recommendation import RecommendationDocument
 
+Options = TypeVar("Options", RecommendOptions, TuneOptions)
 PLACEMENTS = 10
 # Options that the search decides, or that would make every GPU hold the same.
 SOUGHT = {
@@ -67,7 +69,7 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | 
 
     refuse_missing(("MODEL", form_of(options).names_model, MODEL_CURE))
     prices = None if options.prices is None else price_file.read(Path(options.prices))
-    stated = stated_by(options)
+    stated = stated_by(options, SOUGHT)
     question = Question(
         1, stated, options.fp8, options.fp8_weights, "likely" if options.optimistic else "low",
         prices.per_hour if prices else None,
@@ -119,7 +121,7 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
     is_fixed = options.gpu is not None or options.gpu_memory is not None
     check_together(options, is_fixed=is_fixed)
     prices = None if options.prices is None else price_file.read(Path(options.prices))
-    stated = stated_by(options)
+    stated = stated_by(options, SOUGHT)
     question = Question(
         users=users,
         stated=stated,
@@ -154,7 +156,7 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
     return text.document(question, request, source, None, needs), needs.solution or next(iter(needs.cures), None)
 
 
-def with_num_gpus(options: RecommendOptions) -> RecommendOptions:
+def with_num_gpus(options: Options) -> Options:
     """Rewrite --gpu 2xl40s as --gpu l40s --num-gpus 2."""
     if options.gpu is None or len(options.gpu) != 1:
         return options
@@ -177,16 +179,6 @@ def check_together(options: RecommendOptions, *, is_fixed: bool) -> None:
         raise UsageError("--num-gpus", "counts GPUs of one kind", "name it with --gpu")
     if is_fixed and options.prices is not None:
         raise UsageError("--prices", "rank several GPUs", "remove it, or use --gpus instead of --gpu")
-
-
-def stated_by(options: RecommendOptions) -> frozenset[str]:
-    """Engine arguments that the user gave in any form. Refuse those that do not apply here."""
-    form = form_of(options)
-    stated = stated_arguments(form, form.command())
-    for name, why in SOUGHT.items():
-        if name in stated:
-            raise UsageError(f"--{name.replace('_', '-')}", f"{why}", "remove it")
-    return stated
 
 
 def requests_of(form: Form, options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Inputs:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.cli import output
 from kvplan.cli.load import check_lengths, load_of
 from kvplan.cli.load_options import LoadOptions
+from kvplan.cli.options import refuse_given
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
 from kvplan.planning.plan import plan
@@ -32,15 +33,9 @@ NOT_WITH_TARGETS = ("mean_tokens", "lengths", "overflow", "num_gpus", "output")
 def check_alone(options: RecommendOptions) -> None:
     """Refuse options that only apply with, or only without, latency targets."""
     if options.slo is None:
-        for name in ONLY_WITH_TARGETS:
-            if getattr(options, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')}", "needs latency targets", "add --slo ttft=2s,tpot=50ms")
-        return
-    for name in NOT_WITH_TARGETS:
-        if getattr(options, name) is not None:
-            raise UsageError(
-                f"--{name.replace('_', '-')}", "does not apply with --slo", "use --prompt-tokens or --profile"
-            )
+        refuse_given(options, ONLY_WITH_TARGETS, "needs latency targets", "add --slo ttft=2s,tpot=50ms")
+    else:
+        refuse_given(options, NOT_WITH_TARGETS, "does not apply with --slo", "use --prompt-tokens or --profile")
 
 
 def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> TimedRecommendationDocument:

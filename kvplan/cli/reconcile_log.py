@@ -83,11 +83,11 @@ def log_of(options: ReconcileOptions) -> ServerLog:
         text = read_text("-")
         say_failure(text, "-")
         return parse_log(text, "standard input")
-    from kvplan.measure.server_metrics import MetricsError, log_of_page, page_text, server_setup, shown_url
+    from kvplan.measure.server_metrics import MetricsError, log_of_page, page_text, shown_url
 
     assert options.metrics is not None
     try:
-        return log_of_page(server_setup(page_text(options.metrics)))
+        return log_of_page(page_text(options.metrics))
     except MetricsError as error:
         raise InvalidInputError(
             f"--metrics {shown_url(options.metrics)}", f"{error}", "name a server's /metrics page"
@@ -182,8 +182,7 @@ def of_the_log(error: KvplanError, log: ServerLog, logged: Logged, form: Form) -
     """An error about what the log says, as such: it names a logged value, or the user gave nothing but the GPU."""
     if isinstance(error, UnplannedLog | EnvironmentProblem):
         return error
-    stated = {key for key, value in form.values.items() if value is not False}
-    named = logged.form.named(error)
+    named, stated = logged.form.named(error), form.values.keys()
     if named is error and (stated - OF_THE_MACHINE or stated & set(error.keys)):
         return error
     return UnplannedLog(named.subject, named.problem, named.remedy)

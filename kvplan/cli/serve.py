@@ -6,15 +6,15 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvplan.asked.form import contexts_of, flag_of, refuse_missing
+from kvplan.asked.form import contexts_of, flag_of, given, refuse_missing
 from kvplan.asked.question import MODEL_CURE, Source, resolve
 from kvplan.cli import output
 from kvplan.cli.engine_options import has_weights, modules_of, offloading, slots_of, speculative_of
-from kvplan.cli.options import PlanOptions, form_of, inputs_of
+from kvplan.cli.options import form_of, inputs_of, refuse_given
 from kvplan.cli.serve_options import ServeOptions
 from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
@@ -22,7 +22,6 @@ from kvplan.core.files import printable
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_tokens
 from kvplan.servers.base import abilities_of, server_of, terms_of
 from kvplan.servers.words.argument_values import read_argument
-from kvplan.servers.words.arguments import ARGUMENTS
 
 if TYPE_CHECKING:
     import socket
@@ -67,9 +66,7 @@ def serve(options: ServeOptions) -> int:
     require_libraries()
     refuse_missing(("MODEL", form_of(options).names_model, MODEL_CURE))
     if options.gpu is None:
-        for name in OF_TWIN:
-            if getattr(options, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')}", "needs --simulate", "name a GPU with --simulate")
+        refuse_given(options, OF_TWIN, "needs --simulate", "name a GPU with --simulate")
         with output.showing_warnings():
             refuse_others(options)
             require_torch()
@@ -77,9 +74,7 @@ def serve(options: ServeOptions) -> int:
                 return follow_rank_0(options)
             with front_of(options) as front:
                 return answer(front, of_engine(options))
-    for name in OF_ENGINE:
-        if getattr(options, name) is not None:
-            raise UsageError(flag_of(name), "cannot be used with --simulate", "remove it")
+    refuse_given(options, OF_ENGINE, "cannot be used with --simulate", "remove it")
     with front_of(options) as front:
         return answer(front, simulated(options))
 
@@ -152,9 +147,8 @@ def simulated(options: ServeOptions) -> "Start":
 
 def with_drafts(options: ServeOptions, drafts: "Drafts") -> ServeOptions:
     """Options that size the method in --speculative-config."""
-    for name in ("draft_model", "speculative_method", "num_speculative_tokens"):
-        if getattr(options, name) is not None:
-            raise UsageError(flag_of(name), "is a part of --speculative-config", "use only one")
+    parts = ("draft_model", "speculative_method", "num_speculative_tokens")
+    refuse_given(options, parts, "is a part of --speculative-config", "use only one")
     method = None if drafts.method == "draft_model" else drafts.method
     flags: dict[str, Any] = {"speculative_method": method, "num_speculative_tokens": str(drafts.num_drafts)}
     return replace(options, speculative_config=None, draft_model=drafts.model, **flags)
@@ -323,26 +317,20 @@ def refuse_ranks(options: ServeOptions, sizes: Mapping[str, Any]) -> None:
 
 def refuse_others(options: ServeOptions) -> None:
     """Refuse plan options that the bundled engine does not support."""
-    plain = PlanOptions()
     engines = {"enable_lora", "max_loras", "speculative_config", *SETTINGS}
     taken = {"model", "gpu", "max_model_len", "revision", "offline", *engines}
-    names = [field.name for field in fields(PlanOptions)]
-    for name in dict.fromkeys([*names, *ARGUMENTS]):
-        if name not in taken and getattr(options, name) != getattr(plain, name):
-            raise UsageError(flag_of(name), "is not an argument of the bundled engine", "remove it, or use --simulate")
+    problem = "is not an argument of the bundled engine"
+    form_of(options).refuse_except(taken, problem, "remove it, or use --simulate")
 
 
 def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> "EngineConfig":
     from engine import EngineConfig
 
-    settings = {
-        field: read_argument(name, value, flag_of(name)) if isinstance(value, str) else value
-        for name, field in SETTINGS.items()
-        if (value := getattr(options, name)) is not None
-    }
-    size = options.kv_offloading_size
-    stated = 0 if size is None else read_argument("kv_offloading_size", size, flag_of("kv_offloading_size"))
-    settings |= offloading(stated, options.kv_offloading_dir, options.kv_offloading_disk_size)
+    values = given(form_of(options))
+    settings = {field: values[name] for name, field in SETTINGS.items() if name in values}
+    settings |= offloading(
+        values.get("kv_offloading_size", 0), options.kv_offloading_dir, options.kv_offloading_disk_size
+    )
     source = Source(options.revision, options.offline)
     return EngineConfig(
         device=options.device or "auto",

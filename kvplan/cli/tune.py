@@ -7,17 +7,17 @@ from itertools import islice
 from math import inf, isinf
 from typing import TYPE_CHECKING, Final
 
-from kvplan.asked.form import refuse_missing, stated_arguments
+from kvplan.asked.form import refuse_missing
 from kvplan.asked.question import MODEL_CURE, Inputs
 from kvplan.cli import output
 from kvplan.cli.load import check_lengths, load_of
-from kvplan.cli.options import form_of, inputs_of
+from kvplan.cli.options import form_of, inputs_of, stated_by
+from kvplan.cli.recommend import with_num_gpus
 from kvplan.cli.simulate import parse_tier, say_how_steady, with_generator
 from kvplan.cli.tune_options import TuneOptions
 from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
-from kvplan.hardware.gpu import split_count
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Request, plan
 from kvplan.planning.recommend import is_fp8_already, with_args
@@ -75,7 +75,9 @@ def answered(options: TuneOptions) -> TuneDocument:
         ),
     )
     jobs = workers_of(options.jobs, options.ray)
-    stated = stated_by(options)
+    stated = stated_by(options, SOUGHT)
+    if options.from_command is not None:
+        refuse_reordering(options.from_command)
     inputs = inputs_of(options)
     base = base_of(inputs)
     count = num_gpus_of(options, base, stated)
@@ -121,30 +123,6 @@ def say_how_long(best: Tried, num_requests: int) -> None:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def with_num_gpus(options: TuneOptions) -> TuneOptions:
-    """Rewrite --gpu 2xl40s as --gpu l40s --num-gpus 2."""
-    if options.gpu is None or len(options.gpu) != 1:
-        return options
-    count, name = split_count(options.gpu[0])
-    if count is None:
-        return options
-    if options.num_gpus is not None and parse_count(options.num_gpus, "--num-gpus", MOST_GPUS) != count:
-        raise UsageError("--gpu", f"says {count} GPUs, and --num-gpus {options.num_gpus}", "use only one")
-    return replace(options, gpu=[name], num_gpus=str(count))
-
-
-def stated_by(options: TuneOptions) -> frozenset[str]:
-    """Engine arguments that the user gave in any form: they are fixed."""
-    form = form_of(options)
-    stated = stated_arguments(form, form.command())
-    if options.from_command is not None:
-        refuse_reordering(options.from_command)
-    for name, why in SOUGHT.items():
-        if name in stated:
-            raise UsageError(f"--{name.replace('_', '-')}", why, "remove it")
-    return stated
 
 
 def base_of(inputs: Inputs) -> Request:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from kvplan.asked.errors import argument_of, pasted_words
 from kvplan.asked.form import FLAGS, flag_of
+from kvplan.asked.words import argument_of, pasted_words
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import split_count
 from kvplan.servers.words.arguments import ARGUMENTS

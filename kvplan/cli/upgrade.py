@@ -1,11 +1,11 @@
 """`kvplan upgrade`: compare servers with their current release and another one, and set the exit code."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.options import WorkloadOptions, inputs_of
+from kvplan.cli.options import form_of, inputs_of
 from kvplan.cli.upgrade_options import UpgradeOptions, release_of
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
@@ -75,11 +75,8 @@ def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
     from kvplan.policy import file as policy_file
     from kvplan.policy import targets
 
-    for field in fields(WorkloadOptions):
-        if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
-            raise UsageError(
-                f"--{field.name.replace('_', '-')}", "works only with a command or a model", "a policy states it"
-            )
+    problem = "works only with a command or a model"
+    form_of(options).refuse_except(("model", "offline"), problem, "a policy states it")
     policy = policy_file.read(file)
     for target in policy.targets:
 

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from kvplan.asked.form import Form, engine_pairs, flag_of, gpus_of, read_form, refuse_two
 from kvplan.asked.question import Inputs, refuse_undrafted, requests
-from kvplan.core.errors import UsageError
+from kvplan.asked.speculation import FLAG, config_of, in_parts
+from kvplan.core.errors import Faults, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_tokens, split_list
 from kvplan.hardware import prices as price_file
@@ -34,7 +35,8 @@ def grid_of(form: Form, models: Sequence[str], prices_path: str | None) -> tuple
     arguments = {name: values for name, values in arguments_of(form).items() if len(values) > 1}
     if arguments.keys() & SHORT_FLAGS.keys():
         gpus_of(form)  # refuses a number of GPUs: use --tp
-    check_ranks(form, arguments.get("tensor_parallel_size", ()))
+    for size in arguments.get("tensor_parallel_size", ()) if "speculative_config" in form.values else ():
+        config_of(form).check_ranks(size, FLAG)
     releases = tuple(dict.fromkeys(parse_engine(text) for text in parts(form.text("engine"), "--engine")))
     means = means_of(form)
     cleared: dict[str, Any] = dict.fromkeys(arguments)
@@ -76,37 +78,24 @@ def means_of(form: Form) -> tuple[int, ...]:
     return tuple(dict.fromkeys(means))
 
 
-def check_ranks(form: Form, sizes: Iterable[int]) -> None:
-    """Refuse tensor-parallel sizes that --speculative-config does not allow."""
-    if "speculative_config" in form.values:
-        from kvplan.asked.speculation import FLAG, config_of
-
-        config = config_of(form)
-        for size in sizes:
-            assert config is not None
-            config.check_ranks(size, FLAG)
-
-
 def arguments_of(form: Form) -> dict[str, tuple[Any, ...]]:
     """Given engine arguments, each with its values; --engine-arg must agree with them."""
-    if form.text("speculative_config") is not None:
-        from kvplan.asked.speculation import in_parts
-
-        form = in_parts(form)
-    axes: dict[str, tuple[Any, ...]] = {}
+    form = in_parts(form)
+    axes, faults = dict[str, tuple[Any, ...]](), Faults()
     pairs = engine_pairs(form)
     for name in LISTS:
         text = form.text(name)
         if text is None:
             continue
-        flag = SHORT_FLAGS.get(name, flag_of(name))
-        values = tuple(
-            None if name == "quantization" and part == "none" else read_argument(name, part, flag)
-            for part in parts(text, flag)
-        )
+        flag, values = SHORT_FLAGS.get(name, flag_of(name)), list[Any]()
+        for part in parts(text, flag):
+            with faults.part():
+                is_none = name == "quantization" and part == "none"
+                values.append(None if is_none else read_argument(name, part, flag))
         axes[name] = tuple(dict.fromkeys(values))
         if name in pairs and axes[name] != (pairs[name],):
             refuse_two(name, pairs[name], text)
+    faults.refuse()
     return axes
 
 

@@ -6,25 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.asked.form import Form, read_form, refuse_missing
+from kvplan.asked.form import LENGTH_KEYS, LISTS, SWITCHES, Form, read_form, refuse_missing
 from kvplan.asked.manifest import Served
 from kvplan.asked.pasted import read_command
 from kvplan.asked.question import Context, Inputs, is_path, requests
 from kvplan.asked.speculation import PARTS, in_parts
+from kvplan.core import files
 from kvplan.core.errors import (
     EnvironmentProblem,
     InvalidInputError,
     KvplanError,
     UnsupportedModelError,
     UsageError,
-    together,
 )
 from kvplan.core.files import load_json, path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, plan
 from kvplan.policy import manifests
-from kvplan.policy.file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, exists, is_within
+from kvplan.policy.file import ENGINE_KEYS, Policy, Target, exists, is_within
 from kvplan.policy.gauges import Case
 from kvplan.policy.result import Figures, figures_by_target
 from kvplan.servers.words.arguments import SHORT
@@ -47,7 +47,7 @@ def planned(
         request = inputs.requests[0]
         the_plan = plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError as error:
-        raise located(together([*error.all, *other_errors(error, target, policy)]), target) from error
+        raise located(error, target) from error
     if tell is not None:
         say(target, inputs, tell)
     return Case(target, the_plan, request.load.lengths, manifests.container_of(target, policy.folder))
@@ -89,21 +89,10 @@ def command_of(target: Target, served: Served | None) -> ServeCommand | None:
     return None if target.command is None else read_command(target.command.text)
 
 
-def other_errors(error: KvplanError, target: Target, policy: Policy) -> tuple[KvplanError, ...]:
-    """Errors of the target's other values."""
-    from kvplan.asked import errors
-
-    try:
-        form = form_of(target, None, policy.folder, offline=True)
-    except KvplanError:  # a target that a command or a manifest completes
-        return ()
-    return errors.other_errors(error, errors.readers(form))
-
-
 def located(error: KvplanError, target: Target) -> KvplanError:
     """Add the position in the policy to an error and its others, in the words of the target's command."""
     if target.command is not None:
-        from kvplan.asked.errors import pasted_words
+        from kvplan.asked.words import pasted_words
 
         words = pasted_words([target.command.text])
         error = error.map_all(lambda wrong: wrong.in_words(words))
@@ -226,9 +215,9 @@ def value_of(key: str, node: Node, folder: Path) -> Any:
     match node:
         case Items():
             return [item.text for item in node.values if isinstance(item, Scalar)]
-        case Scalar() if key in SWITCH_KEYS:
+        case Scalar() if key in SWITCHES:
             return node.text == "true"
-        case Scalar() if key in ("gpu", "max_model_len", "engine_arg"):
+        case Scalar() if key in LISTS:
             return [node.text]
         case Scalar() if key == "speculative_config":
             return config_in(folder, node.text)
@@ -259,10 +248,7 @@ def is_path_in(folder: Path, text: str) -> bool:
 
     if text.startswith((".", "/")) or text.endswith((".json", ".csv", ".csv.gz", ".txt")):
         return True
-    try:
-        return catalog.find(text) is None and (folder / text).exists()
-    except (OSError, ValueError):
-        return False
+    return catalog.find(text) is None and files.exists(folder / text)
 
 
 def say(target: Target, inputs: Inputs, tell: Tell) -> None:

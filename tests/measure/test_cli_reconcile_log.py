@@ -466,9 +466,9 @@ def test_reading_a_log_loads_no_heavy_library() -> None:
 
 
 def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
-    from kvplan.asked.log import SAMPLE_GPUS
+    from kvplan.asked.form import COMMON_GPUS
 
-    assert len({gpu(name).sm for name in SAMPLE_GPUS}) >= 4
+    assert len({gpu(name).sm for name in COMMON_GPUS}) >= 4
 
 
 @pytest.mark.parametrize(
