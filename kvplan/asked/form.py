@@ -165,12 +165,14 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
 
 def check_names(form: Form) -> None:
     """Refuse a model that can only be in the catalog and is not, and dtypes that no server has."""
-    faults, model, kv_dtype = Faults(), form.text("model"), form.text("kv_cache_dtype")
+    faults = Faults()
+    model, dtype, kv_dtype = (form.text(key) for key in ("model", "dtype", "kv_cache_dtype"))
     with faults.part():
         if model is not None and is_catalog_name(model) and catalog.find(model) is None:
             raise catalog.unknown(model)
     with faults.part():
-        check_dtype(form.text("dtype") or "auto")
+        if dtype is not None and dtype.isprintable():  # others are no text
+            check_dtype(dtype)
     name = re.split("[@+]", form.text("engine") or DEFAULT)[0]
     with faults.part():
         if kv_dtype is not None and not (name in SERVERS and abilities_of(name).own_kv_dtypes):

@@ -64,7 +64,8 @@ def readers(options: PlanOptions) -> Iterator[Reader]:
         form = form.changed(engine=None, **dict.fromkeys(LISTS))
     yield partial(read_form, form)
     if isinstance(options, RecommendOptions):
-        yield partial(counted_gpus_of, form.changed(gpu=options.gpus))
+        names = filter(str.strip, ",".join(options.gpus or ()).split(","))
+        yield partial(counted_gpus_of, form.changed(gpu=[*names] or None))
     if isinstance(options, UpgradeOptions):
         if options.model is not None and " " in options.model.strip():
             yield partial(read_command, options.model)
