@@ -1,7 +1,7 @@
 """What is asked, parsed, and the one place that makes requests of it.
 
 Each source makes an `Asked`: `form.py` of values as they are written (the options of a command line, a policy's target,
-keywords of Python by `call.py`, a log by `log.py`), `pasted.py` of a command; `requests` plans nothing itself.
+keywords of Python by `call.py`, a log by `log.py`), `pasted.py` of a command; `requests` serves them all.
 """
 
 from collections.abc import Callable, Sequence

@@ -276,11 +276,11 @@ class Setup:
         figures = self.failure.figures
         stated: dict[str, Any] = {"model": model or None, "engine": self.engine()}
         if figures.context is not None:
-            stated["max_model_len"] = [str(figures.context)]
+            stated |= {"max_model_len": [str(figures.context)]}
         if figures.max_num_seqs is not None:
-            stated["max_num_seqs"] = str(figures.max_num_seqs)
+            stated |= {"max_num_seqs": str(figures.max_num_seqs)}
         if figures.utilization is not None and figures.utilization <= 1:
-            stated["gpu_memory_utilization"] = str(figures.utilization)
+            stated |= {"gpu_memory_utilization": str(figures.utilization)}
         try:
             logged = completed(self.form.changed(**{**stated, **self.form.values}), self.log)
             plain = requests(logged.query([machine or custom_gpu(TIB)])).requests[0]

@@ -48,7 +48,7 @@ LEFT = {
     ("asked/form.py", "contexts_of"): ARGUMENTS,
     ("asked/form.py", "engine_args"): ARGUMENTS,
     ("asked/form.py", "engine_pairs"): ARGUMENTS,
-    ("planning/grid.py", "arguments_of"): ARGUMENTS,
+    ("cli/serve.py", "config_of"): ARGUMENTS,
     ("report/request_rows.py", "as_parquet"): "of an optional package: pyarrow's types",
 }
 
