@@ -11,7 +11,7 @@ Keywords are the command line's options by their long names (`tensor_parallel_si
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kvplan.core.errors import (
     EnvironmentProblem,
@@ -24,8 +24,6 @@ from kvplan.core.errors import (
 if TYPE_CHECKING:
     import pandas
 
-    from kvplan.cli.options import EstimateOptions
-    from kvplan.cli.sweep_options import SweepOptions
     from kvplan.documents.plan import PlanDocument
     from kvplan.planning.plan import MemoryBreakdown, Plan
 
@@ -41,17 +39,7 @@ __all__ = (
     "sweep_frame",
 )
 
-# Flags that have a short name on the command line.
-_SHORT = {
-    "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ctx": "max_model_len",
-}  # fmt: skip
-# Options of the command line that say how an answer is shown, not what is asked.
-_SHOWING = {
-    "model", "from_command", "explain", "format", "report", "force", "exit_code", "color", "quiet", "figure", "limit",
-    "jobs", "ray",
-}  # fmt: skip
 Value = str | int | float | bool | dict[str, Any] | None
-Options = TypeVar("Options", "EstimateOptions", "SweepOptions")
 
 
 class Answer:
@@ -172,38 +160,39 @@ def estimate(
     model    a catalog name, a path, or a Hub id; may be left out where `command` names one
     gpu      "a100-80g"; "8xh100-80g" splits every layer over eight
     command  a pasted command of a server, such as `vllm serve ...`, over which keywords win
-    options  the command line's: max_model_len=32768, tensor_parallel_size=2, mean_tokens="4k", ...
+    options  as on the command line: max_model_len=32768, tensor_parallel_size=2, mean_tokens="4k", ...
 
     Raises UsageError for what contradicts itself, UnsupportedModelError for what kvplan cannot size.
     """
-    from kvplan.cli import inputs
-    from kvplan.cli.options import EstimateOptions
+    from kvplan.asked.call import form_of
+    from kvplan.asked.form import read_form
+    from kvplan.asked.question import requests
     from kvplan.core.units import plural
     from kvplan.planning.plan import plan
 
-    read_options = _options(EstimateOptions, options, model=model, gpu=gpu, from_command=command)
-    if gpu is None and options.get("gpu_memory") is None:
+    form = form_of(options, model=model, gpu=gpu, from_command=command)
+    if not form.names_gpu:
         raise UsageError("gpu", "missing", "name one (`kvplan gpus` lists them)")
-    request = inputs.read(read_options, lambda context, spec: inputs.load_of(read_options, context, spec))
-    if len(request.requests) != 1:
-        raise UsageError("estimate", f"{plural(len(request.requests), 'plan')} requested", "kvplan.sweep takes several")
-    return Answer(plan(request.requests[0]), request.notes, request.warnings)
+    inputs = requests(read_form(form))
+    if len(inputs.requests) != 1:
+        raise UsageError("estimate", f"{plural(len(inputs.requests), 'plan')} requested", "kvplan.sweep takes several")
+    return Answer(plan(inputs.requests[0]), inputs.notes, inputs.warnings)
 
 
 def sweep(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> list[dict[str, Any]]:
     """One row for each combination, in the order of `kvplan sweep --format csv`: `pandas.DataFrame(rows)` takes them.
 
     models   one or several
-    options  the command line's; a list where several are tried: gpu=["l40s", "h100-80g"], max_model_len=[8192, 32768]
+    options  as on the command line; a list where several are tried: gpu=["l40s", "h100-80g"]
 
     A combination that cannot run has a row with its `reason`. Raises what `estimate` raises where none can.
     """
-    from kvplan.cli.sweep import grid_of, refuse_unusable
-    from kvplan.cli.sweep_options import SweepOptions
+    from kvplan.asked.call import KEYWORDS, form_of
+    from kvplan.planning.grid import grid_of, refuse_unusable
     from kvplan.planning.sweep import Row, all_rows
 
-    read_options = _options(SweepOptions, options, models=models)
-    _, grid, _ = grid_of(read_options)
+    form = form_of(options, KEYWORDS | {"prices"}, models=models)
+    _, grid, _ = grid_of(form, form.texts("models") or [], form.text("prices"))
     refuse_unusable(grid)
     rows = (row for chunk in all_rows(grid, jobs=1) for row in chunk)
     return [dict(zip(Row._fields, row, strict=True)) for row in rows]
@@ -221,59 +210,6 @@ def sweep_frame(models: str | Iterable[str], **options: "Value | Iterable[Value]
         raise EnvironmentProblem("sweep_frame", "pandas is not installed", remedy) from None
 
     return pandas.DataFrame(sweep(models, **options)).convert_dtypes()
-
-
-def _options(kind: type[Options], options: dict[str, Any], **named: Any) -> Options:
-    """Keywords as the command line's options; UsageError for a name that is none of them."""
-    from dataclasses import fields
-
-    from kvplan.core.near import meant, near_names
-
-    known = {option.name: str(option.type) for option in fields(kind)}
-    for name in options:
-        if name not in known or name in _SHOWING:
-            near = [_SHORT[name]] if name in _SHORT else near_names(name, known.keys() - _SHOWING)
-            raise UsageError(name, "no such keyword", meant(near, "`kvplan estimate --help` lists them"))
-    values = {name: value for name, value in (options | named).items() if value is not None}
-    return kind(**{name: _written(name, value, known[name]) for name, value in values.items()})
-
-
-def _written(name: str, value: Any, kind: str) -> Any:
-    """A keyword's value as text; UsageError where Python cannot write it, such as an integer of 5,000 digits."""
-    try:
-        return _text_of(name, value, kind)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(name, f"cannot be written as text ({error})", "write its value as text") from None
-
-
-def _text_of(name: str, value: Any, kind: str) -> Any:
-    """A keyword's value as the command line has it: a switch, a text, JSON, or texts where the option may be
-    repeated. Raise UsageError, with the keyword's name, for a value of another type.
-    """
-    from numbers import Real
-    from os import PathLike, fspath
-
-    is_list, is_switch = ("list[str]" in kind.partition(",")[0], "bool" in kind.partition(",")[0])
-    match value:
-        case bool():
-            if is_switch:
-                return value
-        case dict() if not is_list:
-            import json
-
-            return json.dumps(value)
-        case str() | Real():
-            return [str(value)] if is_list else str(value)
-        case PathLike():
-            return fspath(value)
-        case bytes() | dict():
-            pass
-        case Iterable():
-            items = list(value)
-            if all(isinstance(item, str | Real) and not isinstance(item, bool) for item in items):
-                return [str(item) for item in items] if is_list else ",".join(map(str, items))
-    kind_of_value = value if isinstance(value, bool) else type(value).__name__
-    raise UsageError(name, f"must be text or a number, not {kind_of_value}", "write its value, or remove it")
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.core.errors import NoServerError, UsageError
-from kvplan.core.files import printable
+from kvplan.core.files import exists, printable
 from kvplan.servers.base import SERVERS, programs, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words import environment, shell
@@ -115,13 +115,6 @@ def served_by(engine: str, words: list[str]) -> list[str]:
     return [*starts.launcher, f"--{starts.model_flag.replace('_', '-')}", *words]
 
 
-def _is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):  # too long for a name, or with a null byte
-        return False
-
-
 def _parse_line(text: str) -> ServeCommand:
     """Parse the server's command in a shell line and ignore the rest of it."""
     if text.lstrip().startswith("--"):
@@ -141,7 +134,7 @@ def _parse_line(text: str) -> ServeCommand:
             command.notes += map(Note, started.notes)
             command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
             return command
-    if len(commands) == 1 and len(commands[0]) == 1 and _is_file(commands[0][0]):
+    if len(commands) == 1 and len(commands[0]) == 1 and exists(commands[0][0]) and Path(commands[0][0]).is_file():
         name = shlex.quote(commands[0][0])
         remedy = f'paste what is in it (`--from-command "$(cat {name})"`), or `kvplan check {name}`'
         raise NoServerError("--from-command", f"names a file ({printable(name, 60)})", remedy)

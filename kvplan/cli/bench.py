@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
-from kvplan.cli.options import PlanOptions
+from kvplan.asked.form import refuse_missing
+from kvplan.asked.question import MODEL_CURE
+from kvplan.cli import output
+from kvplan.cli.options import PlanOptions, form_of, inputs_of
 from kvplan.core.errors import UsageError
 from kvplan.core.files import path_text, printable
 from kvplan.core.units import parse_tokens
@@ -38,12 +40,12 @@ def plan_of(options: PlanOptions, result: BenchResult, verb: str) -> Plan:
     ranks: dict[str, Any] = {"tensor_parallel_size": str(result.ranks)}
     if getattr(options, "tensor_parallel_size", None) is None and result.ranks is not None:
         options = replace(options, **ranks)
-    refuse_missing(("MODEL", says_model(options), MODEL_CURE), ("--gpu", says_gpu(options), "name the GPU it ran on"))
-    inputs = read(options)
-    if len(inputs.requests) != 1:
-        raise UsageError(verb, f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
-    say(inputs, quiet=getattr(options, "quiet", False))
-    the_plan = plan(inputs.requests[0])
+    form = form_of(options)
+    refuse_missing(("MODEL", form.names_model, MODEL_CURE), ("--gpu", form.names_gpu, "name the GPU it ran on"))
+    inputs = inputs_of(options)
+    request = inputs.only(verb, "name one --gpu and one --ctx")
+    output.say(inputs, quiet=getattr(options, "quiet", False))
+    the_plan = plan(request)
     check(the_plan)
     return the_plan
 

@@ -3,16 +3,15 @@
 import datetime
 import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.cli import manifests, output
+from kvplan.cli import output
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
-from kvplan.cli.options import WorkloadOptions
-from kvplan.cli.targets import Loads, baseline_figures, planned
+from kvplan.cli.options import form_of, refuse_given
 from kvplan.cli.typed import in_typed_words
 from kvplan.core.errors import (
     BUG,
@@ -26,7 +25,7 @@ from kvplan.core.units import plural
 from kvplan.documents.check import check_document, failure_document
 from kvplan.planning.plan import Plan
 from kvplan.policy import file as policy_file
-from kvplan.policy import judge
+from kvplan.policy import judge, manifests
 from kvplan.policy.changes import CHANGES_ID
 from kvplan.policy.file import Policy, Workload, exists
 from kvplan.policy.gauges import Case, read_trace
@@ -38,11 +37,11 @@ from kvplan.policy.result import (
     Finding,
     TargetResult,
 )
+from kvplan.policy.targets import Loads, baseline_figures, planned
 from kvplan.report.lines import Line, line, write
 
 SIMULATED_REQUESTS = 2000  # of a profile, which is endless; p99 and a 1 % rule rest on 20 of them
 MANIFEST_OPTIONS = ("gpu",)  # plan options that a manifest does not set
-ENVIRONMENT = ("offline",)  # plan options unrelated to the target
 
 
 def check(options: CheckOptions) -> int:
@@ -106,13 +105,11 @@ def gpu_of(options: CheckOptions) -> str | None:
     return None if options.gpu is None else ",".join(options.gpu)
 
 
-def refuse_plan_options(options: CheckOptions, taken: Container[str] = ()) -> None:
+def refuse_plan_options(options: CheckOptions, taken: Collection[str] = ()) -> None:
     """Refuse plan options: plans come from the policy, so these options would be ignored."""
-    own = {field.name for field in fields(WorkloadOptions)} - {*ENVIRONMENT, "model"} | {"output", "from_pid"}
-    for field in fields(CheckOptions):
-        if field.name in own and field.name not in taken and getattr(options, field.name) != field.default:
-            flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(flag, "works only with --init", "set it in the policy's target instead")
+    problem = ("works only with --init", "set it in the policy's target instead")
+    form_of(options).refuse_except(("model", "offline", *taken), *problem)
+    refuse_given(options, ("output", "from_pid"), *problem)
 
 
 def refuse_no_policy(options: CheckOptions, path: Path) -> None:
@@ -156,7 +153,7 @@ def checked(
     faults = Faults()
     for target in policy.targets:
         with faults.part():
-            cases.append(planned(target, policy, offline=offline, quiet=quiet, loads=loads))
+            cases.append(planned(target, policy, offline=offline, tell=None if quiet else output.tell, loads=loads))
     faults.refuse()
     evidence = None
     if policy.measured is not None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.cli.diff import PATH_KEYS, words
-from kvplan.cli.targets import baseline_figures, planned
 from kvplan.core import git, strict_yaml
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable, read_text
@@ -22,6 +21,7 @@ from kvplan.policy.changes import State, changes_result, finding
 from kvplan.policy.file import Policy, Target, exists
 from kvplan.policy.gauges import Case
 from kvplan.policy.result import Figures, Finding, TargetResult
+from kvplan.policy.targets import baseline_figures, planned
 
 CURE: Final = (
     "fetch it: `git fetch --unshallow` in a shallow clone, in GitHub Actions `fetch-depth: 0` under actions/checkout"

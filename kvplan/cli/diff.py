@@ -4,19 +4,17 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from kvplan.asked.question import WEIGHT_SUFFIXES, Inputs
 from kvplan.cli import output
 from kvplan.cli.diff_options import DiffOptions
-from kvplan.cli.inputs import Inputs, load_of, read, say
-from kvplan.cli.options import WorkloadOptions
-from kvplan.cli.resolve import WEIGHT_SUFFIXES
-from kvplan.cli.speculation import in_parts
+from kvplan.cli.options import form_of, inputs_of
 from kvplan.core import git
 from kvplan.core.errors import KvplanError, UnknownNameError, UsageError
-from kvplan.core.files import load_json, printable
+from kvplan.core.files import exists, load_json, printable
 from kvplan.documents.diff import diff_document
 from kvplan.planning.diff import Difference, Side, difference, document_sides, plan_side
 from kvplan.planning.plan import Plan, plan
@@ -109,23 +107,20 @@ def compared(old: Operand, new: Operand, options: DiffOptions) -> Difference:
         notices.notes += inputs.notes
         notices.hints += inputs.hints
         notices.warnings += inputs.warnings
-    say(notices, quiet=options.quiet)
+    output.say(notices, quiet=options.quiet)
     return difference(old.name, new.name, operands[0][1], operands[1][1])
 
 
 def from_anywhere(options: DiffOptions) -> DiffOptions:
     """Make the file names in options absolute, because a model at a revision is read in another folder."""
-    options = in_parts(options)
+    if options.speculative_config is not None:
+        from kvplan.asked.speculation import PARTS, in_parts  # only needed for this option
+
+        stated: dict[str, Any] = {key: in_parts(form_of(options)).text(key) for key in PARTS}
+        options = replace(options, speculative_config=None, **stated)
     named_files = {name: getattr(options, name) for name in ("lengths", "calibration", "draft_model")}
     full = {name: os.path.realpath(text) for name, text in named_files.items() if text and exists(text)}
     return replace(options, **full)
-
-
-def exists(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +218,8 @@ def words(nodes: "Iterable[Node]") -> Iterator[str]:
 def sides(place: Place, kind: Kind, options: DiffOptions) -> tuple[Inputs, list[Side]]:
     """An operand's sides, with the notes from reading it; errors name the operand."""
     if kind != "model":
-        refuse_plan_options(options)
+        form = form_of(options)
+        form.refuse_except(("model", "offline"), "works only with two models", "documents and policies contain it")
     with chdir(place.folder), named(place.operand):
         match kind:
             case "policy":
@@ -249,20 +245,12 @@ def named(operand: Operand) -> Iterator[None]:
         raise error.changed(subject=f"{revision}: {error.subject}") from error
 
 
-def refuse_plan_options(options: DiffOptions) -> None:
-    """Refuse plan options: they are part of the document or policy, so these would be ignored."""
-    for field in fields(WorkloadOptions):
-        if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
-            flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(flag, "works only with two models", "documents and policies contain it")
-
-
 def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Side]:
-    from kvplan.cli.targets import planned
     from kvplan.policy import file as policy_file
+    from kvplan.policy.targets import planned
 
     policy = policy_file.read(file, top)
-    cases = [planned(target, policy, offline=options.offline, quiet=True) for target in policy.targets]
+    cases = [planned(target, policy, offline=options.offline) for target in policy.targets]
     sides = [plan_side(case.plan, case.target.id) for case in cases]
     return [replace(side, title=f"{side.key}: {side.title}") for side in sides]
 
@@ -270,7 +258,7 @@ def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Sid
 def model_sides(text: str, options: DiffOptions) -> tuple[Inputs, list[Side]]:
     """A model's plans with the given flags, keyed by GPU and context so that OLD and NEW match."""
     try:
-        inputs = read(replace(options, model=text), lambda context, spec: load_of(options, context, spec))
+        inputs = inputs_of(replace(options, model=text))
     except UnknownNameError as error:
         raise error.changed(remedy=f"{error.remedy} (revisions of a policy need --policy PATH)") from error
     if options.gpu is None and options.gpu_memory is None:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvplan.asked.question import Source, resolve
 from kvplan.cli.options import Texts
-from kvplan.cli.resolve import Source, resolve
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB

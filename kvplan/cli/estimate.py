@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from kvplan.asked.question import Inputs
 from kvplan.cli import output
-from kvplan.cli.inputs import Inputs, load_of, read, say
-from kvplan.cli.options import EstimateOptions
+from kvplan.cli.options import EstimateOptions, inputs_of
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.plan import Plan, Request, plan
@@ -23,8 +23,8 @@ Table = list[Outcome]  # of one context, by GPU
 def estimate(options: EstimateOptions) -> int:
     """Estimate and return the exit code: 0, or with --exit-code 1 if any estimate shown does not fit."""
     with output.report_files(options.report or [], force=options.force) as reports:
-        inputs = read(options, lambda context, spec: load_of(options, context, spec))
-        say(inputs, quiet=options.quiet)
+        inputs = inputs_of(options)
+        output.say(inputs, quiet=options.quiet)
         tables = answer(inputs)
         if not options.quiet:
             say_of_start(tables)

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kvplan.asked.form import Form, gpus_of, read_form
+from kvplan.asked.question import Inputs, default_context, requests
 from kvplan.cli import output
 from kvplan.cli.explore_options import ExploreOptions
-from kvplan.cli.inputs import Inputs, default_context, gpus_of, load_of, read, say
-from kvplan.cli.options import WorkloadOptions
-from kvplan.cli.speculation import in_parts
-from kvplan.cli.sweep import arguments_of, parts, prices_of, refuse_undrafted_lists, workload_options
+from kvplan.cli.options import form_of, refuse_given
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_tokens
 from kvplan.documents.explorer import EXPLORER, FULL, Axis, ExplorerDocument, chart
+from kvplan.planning.grid import arguments_of, parts, prices_of, refuse_undrafted_lists
 from kvplan.planning.sweep import Grid
 from kvplan.servers.base import SERVERS, parse_engine, server_of, terms_of
 
@@ -51,21 +51,11 @@ def explore(options: ExploreOptions) -> int:
     return 0
 
 
-STATED = {
-    "from_command": "--from-command", "lengths": "--lengths", "prompt_tokens": "--prompt-tokens",
-    "engine_arg": "--engine-arg",
-}  # fmt: skip
-
-
 def refuse_single(options: ExploreOptions) -> None:
     """Refuse options that fix a value for which the page offers choices."""
-    for name, flag in STATED.items():
-        if getattr(options, name, None) is not None:
-            raise UsageError(
-                flag,
-                "describes one plan, but the page offers choices",
-                "name choices by flags: --tp 1,2 --mean-tokens 1k,4k",
-            )
+    names = ("from_command", "lengths", "prompt_tokens", "engine_arg")
+    remedy = "name choices by flags: --tp 1,2 --mean-tokens 1k,4k"
+    refuse_given(options, names, "describes one plan, but the page offers choices", remedy)
     if options.max_model_len is not None and {"auto", "-1"} & set(",".join(options.max_model_len).split(",")):
         raise UsageError(
             "--ctx auto", "cannot be a choice of the page: each is a number of tokens", "remove it, or write 8k,32k"
@@ -97,7 +87,7 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
         raise errors[0]
     reading.warnings += [f"skipped: {error}" for error in errors]
     prices = prices_of(options.prices, names, reading)
-    say(reading, quiet=options.quiet)
+    output.say(reading, quiet=options.quiet)
     return {"schema": EXPLORER, "plans": plans, "charts": charts, "prices": prices.per_hour if prices else None}
 
 
@@ -106,22 +96,19 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
 
 def grid_of(options: ExploreOptions, model: str, release: "Version", reading: Inputs) -> tuple[Grid, list[Axis]]:
     """Combinations of one model on one server, and their axes as labeled on the page."""
-    gpus_of(options)  # refuses a number of GPUs: use --tp
-    given_lists = arguments_of(in_parts(options)).items()
+    form = form_of(options)
+    gpus_of(form)  # refuses a number of GPUs: use --tp
+    given_lists = arguments_of(form).items()
     stated = {name: values for name, values in given_lists if len(values) > 1 or name in (*LABELS, "quantization")}
-    plain = workload_options(
-        options, model=model, engine=release.label, mean_tokens=None, max_model_len=None, **dict.fromkeys(stated)
-    )
-    stated_options = with_contexts(plain, options)
-    inputs = read(stated_options, lambda context, spec: load_of(stated_options, context, spec))
-    contexts = len(inputs.requests) // inputs.num_gpus
-    requests = [inputs.requests[c * inputs.num_gpus + g] for g in range(inputs.num_gpus) for c in range(contexts)]
-    refuse_undrafted_lists(requests, stated)
+    plain = form.changed(model=model, engine=release.label, mean_tokens=None, **dict.fromkeys(stated))
+    inputs = requests(read_form(with_contexts(plain)))
+    rows, contexts = inputs.by_gpu()
+    refuse_undrafted_lists(rows, stated)
     arguments = choices(options, stated, terms_of(release.engine).share_argument)
-    lengths = (request.args.max_model_len for request in requests)
+    lengths = (request.args.max_model_len for request in rows)
     longest = max(length for length in lengths if isinstance(length, int))
     grid = Grid(
-        requests=tuple(replace(request, load=replace(request.load, mean_tokens=None)) for request in requests),
+        requests=tuple(replace(request, load=replace(request.load, mean_tokens=None)) for request in rows),
         shape=(1, inputs.num_gpus, contexts),
         means=means_of(options, longest),
         arguments=arguments,
@@ -131,12 +118,12 @@ def grid_of(options: ExploreOptions, model: str, release: "Version", reading: In
     return grid, axes_of(grid, release)
 
 
-def with_contexts(plain: WorkloadOptions, options: ExploreOptions) -> WorkloadOptions:
-    """The options with the given contexts, or with powers of two up to the model's own."""
-    if options.max_model_len is not None:
-        return workload_options(plain, max_model_len=options.max_model_len)
-    longest = default_context(read(plain).requests[0])
-    return workload_options(plain, max_model_len=[str(tokens) for tokens in doubled(SHORTEST_CONTEXT, longest)])
+def with_contexts(form: Form) -> Form:
+    """The form with its contexts, or with powers of two up to the model's own."""
+    if "max_model_len" in form.values:
+        return form
+    longest = default_context(requests(read_form(form)).requests[0])
+    return form.changed(max_model_len=[str(tokens) for tokens in doubled(SHORTEST_CONTEXT, longest)])
 
 
 def doubled(first: int, last: int) -> list[int]:

@@ -7,6 +7,7 @@ from math import inf
 from typing import Final
 
 from kvplan.cli.load import Load
+from kvplan.cli.options import refuse_given
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import UsageError
@@ -40,10 +41,8 @@ def is_fleet(options: SimulateOptions) -> bool:
         raise UsageError(f"--{flags[0]}", "needs several servers", "add --replicas N")
     if not many:
         return False
-    for name in OF_ONE:
-        if getattr(options, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(flag, "supports only one server", "remove it, or --replicas, --pool and --disaggregate")
+    remedy = "remove it, or --replicas, --pool and --disaggregate"
+    refuse_given(options, OF_ONE, "supports only one server", remedy)
     if options.disaggregate is not None and (options.replicas is not None or options.pool is not None):
         raise UsageError("--disaggregate", "states the number of servers itself", "remove --replicas and --pool")
     if options.disaggregate is not None and options.autoscale is not None:

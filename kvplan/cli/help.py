@@ -178,11 +178,9 @@ def panel_of(name: str, common: frozenset[str]) -> str:
     return terms_of(owners[0]).title if len(owners) == 1 else COMMON
 
 
-LENGTHS: Final = ("mean_tokens", "prompt_tokens", "output_tokens", "lengths", "overflow", "shared_prefix")
-
-
 def write_options(command: typer.core.TyperCommand, ctx: Any, formatter: Any) -> None:
     """Write a command's own options first, then those of every plan, by topic."""
+    from kvplan.asked.form import LENGTH_KEYS
     from kvplan.cli.options import PlanOptions
 
     common = frozenset(field.name for field in fields(PlanOptions))
@@ -191,7 +189,7 @@ def write_options(command: typer.core.TyperCommand, ctx: Any, formatter: Any) ->
     panels: dict[str, list[tuple[str, str]]] = {name: [] for name in order}
     params = command.get_params(ctx)
     if any(param.name == "mean_tokens" for param in params):  # lengths of every plan's requests: after own options
-        params = sorted(params, key=lambda param: str(param.name) in LENGTHS)
+        params = sorted(params, key=lambda param: str(param.name) in LENGTH_KEYS)
     for param in params:
         record = param.get_help_record(ctx)
         if record is not None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from kvplan.cli import output
 from kvplan.cli.load_options import LoadOptions
+from kvplan.cli.options import refuse_given
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_tokens
@@ -114,9 +115,7 @@ def load_of(options: LoadOptions) -> Load:
     seed = 0 if options.seed is None else int(parse_seed(options.seed))
     if options.users is not None:
         return from_users(options, source, seed)
-    for flag, text in {"--think": options.think, "--ramp": options.ramp}.items():
-        if text is not None:
-            raise UsageError(flag, "works only with --users", "remove it, or add --users N")
+    refuse_given(options, ("think", "ramp"), "works only with --users", "remove it, or add --users N")
     limit = None
     if options.max_concurrency is not None:
         limit = parse_count(options.max_concurrency, "--max-concurrency", most=1_000_000)

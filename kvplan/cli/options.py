@@ -1,26 +1,24 @@
 """The options of each command: a dataclass per command, from which typer reads names, types, defaults and help.
 
-Values stay text until `engine_args` and similar functions parse them, so that a flag, a pasted command and --engine-arg
-are parsed and rejected by the same code (kvplan/servers/words/argument_values.py).
+Values stay text until kvplan/asked/form.py parses them, so that a flag, a pasted command and --engine-arg are parsed
+and rejected by the same code (kvplan/servers/words/argument_values.py).
 """
 
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, overload
 
 import typer
 
+from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, flag_of, read_form, stated_arguments
+from kvplan.asked.question import Inputs, requests
 from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
-from kvplan.servers.base import SERVERS, parse_engine, server_of
+from kvplan.servers.base import SERVERS
 from kvplan.servers.releases import DEFAULT
-from kvplan.servers.words.arguments import ARGUMENTS, Argument, EngineArgs, left_out
-
-if TYPE_CHECKING:
-    from kvplan.servers.words.command import ServeCommand
+from kvplan.servers.words.arguments import ARGUMENTS, Argument
 
 Text = str | None
 Texts = list[str] | None
@@ -124,10 +122,6 @@ SERVED_MODEL: Final = (
 )
 SERVED_GPU: Final = ("--gpu NAME", "GPU the server ran on (`kvplan gpus`). Default: from the log.")
 SERVED_CONTEXT: Final = ("--max-model-len, --ctx TOKENS", "Context length. Default: from the log.")
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def option_of(name: str, row: Argument) -> tuple[Any, Any]:
@@ -247,7 +241,7 @@ class WorkloadOptions(PlanOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateOptions(WorkloadOptions):
-    """Options of `kvplan estimate`; also the keys of a policy's target."""
+    """Options of `kvplan estimate`."""
 
     explain: bool = option("--explain", "Show every formula, its numbers and its source.", False)
     format: Format = option(*FORMAT, "table")
@@ -294,96 +288,34 @@ class SchemaOptions:
     )
 
 
-# --- from text to engine arguments ------------------------------------------------------------------------------------
-
-FLAGS = {"max_model_len": "--ctx"}
+# --- what options ask -------------------------------------------------------------------------------------------------
 
 
-def given(options: PlanOptions) -> dict[str, Any]:
-    """Engine arguments given by their own flags; several contexts are left to `contexts`."""
-    stated = ((name, getattr(options, name)) for name in ARGUMENTS if name != "max_model_len")
-    return {name: typed_value(name, value) for name, value in stated if value is not None}
+def form_of(options: PlanOptions) -> Form:
+    """The values that a plan's options give."""
+    keys = (*PLAN_KEYS, *(LENGTH_KEYS if isinstance(options, WorkloadOptions) else ()))
+    values = {key: getattr(options, key) for key in keys}
+    given = {key: value for key, value in values.items() if value is not None and (value or key not in READING)}
+    return Form(given, options.takes_contexts)
 
 
-def typed_value(name: str, value: Any) -> Any:
-    """An option's value; a text is parsed."""
-    if not isinstance(value, str):
-        return value
-    from kvplan.servers.words.argument_values import read_argument  # only for values that were typed
-
-    return read_argument(name, value, flag_of(name))
-
-
-def usual_slots(options: PlanOptions) -> int:
-    """The server's default number of adapter slots; an unknown server is rejected elsewhere."""
-    name = re.split("[@+]", options.engine or DEFAULT)[0]
-    return server_of(name).abilities.adapter_slots if name in SERVERS else 1
+def stated_by(options: PlanOptions, sought: Mapping[str, str]) -> frozenset[str]:
+    """Engine arguments that are given in any form. Refuse those that the command seeks itself, each with the reason."""
+    form = form_of(options)
+    stated = stated_arguments(form, form.command())
+    for name, why in sought.items():
+        if name in stated:
+            raise UsageError(flag_of(name), why, "remove it")
+    return stated
 
 
-def with_lora_slots(args: EngineArgs, options: PlanOptions) -> EngineArgs:
-    """Apply --enable-lora without --max-loras as the server's default number of slots; --no-enable-lora is 0."""
-    if options.enable_lora is None:
-        return args
-    if not options.enable_lora and options.max_loras is not None:
-        raise UsageError("--no-enable-lora", "contradicts --max-loras", "use only one")
-    return replace(args, max_loras=(args.max_loras or usual_slots(options)) if options.enable_lora else 0)
+def refuse_given(options: object, names: Iterable[str], problem: str, remedy: str) -> None:
+    """Refuse the first of these options that is given."""
+    for name in names:
+        if getattr(options, name, None) not in (None, False, []):
+            raise UsageError(flag_of(name), problem, remedy)
 
 
-def engine_pair(text: str) -> tuple[str, Any]:
-    """Parse `--engine-arg k=v`, where k is an argument's name in kvplan or in a server."""
-    from kvplan.servers.words.command import pair_name, read_pair  # only needed for --engine-arg
-
-    if pair_name(text) not in ARGUMENTS:
-        pairs = (server_of(server).pasted().read_pair(text) for server in SERVERS)
-        if pair := next((pair for pair in pairs if pair is not None), None):
-            return pair
-    return read_pair(text)
-
-
-def engine_pairs(options: PlanOptions) -> dict[str, Any]:
-    """Arguments of --engine-arg; repeated keys must agree."""
-    pairs: dict[str, Any] = {}
-    for text in options.engine_arg or []:
-        key, _, value_text = text.partition("=")
-        if key.strip("- ").replace("-", "_") == "enable_lora":
-            from kvplan.servers.words.argument_values import switch
-
-            on = switch(value_text, "--engine-arg enable_lora")
-            name = "max_loras"
-            value = (pairs.get(name) or usual_slots(options)) if on else 0
-        else:
-            name, value = engine_pair(text)
-            if pairs.get(name, value) != value:
-                raise UsageError(f"--engine-arg {name}", f"is given twice, {pairs[name]} and {value}", "use only one")
-        pairs[name] = value
-    return pairs
-
-
-def engine_args(options: PlanOptions, command: "ServeCommand | None") -> EngineArgs:
-    """The engine's arguments, except several contexts: those of a pasted command, overridden by --engine-arg and
-    options.
-
-    Raises UsageError if --engine-arg and an option contradict each other.
-    """
-    pairs, flags = engine_pairs(options), given(options)
-    for name in pairs.keys() & flags.keys():
-        refuse_two(name, pairs[name], flags[name])
-    pasted = (
-        left_out(parse_engine(options.engine or command.engine or DEFAULT).engine) | command.args if command else {}
-    )
-    values = pasted | pairs | flags
-    if pairs:
-        from kvplan.servers.words.command import over_experts
-
-        over_experts(values, "--engine-arg ep_size")
-    args = EngineArgs(**{name: value for name, value in values.items() if name in ARGUMENTS})
-    return with_lora_slots(args, options)
-
-
-def refuse_two(name: str, pair: Any, flag: Any) -> None:
-    if pair != flag:
-        raise UsageError(
-            f"{FLAGS.get(name, flag_of(name))} {flag} and --engine-arg {name}={pair}",
-            "contradict each other",
-            "use only one",
-        )
+def inputs_of(options: PlanOptions) -> Inputs:
+    """The requests of a plan's options."""
+    return requests(read_form(form_of(options)))

@@ -17,6 +17,7 @@ from kvplan.report.formats import FORMS, SUFFIXES, Answer, Format, rendered
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvplan.asked.question import Inputs
     from kvplan.report.lines import Part
 
 _answered = False  # True if standard output has received machine-format text
@@ -51,6 +52,17 @@ def tell(kind: str, text: str) -> None:
     line = f"kvplan: {kind}: {printable(text, 4000)}"
     with suppress(OSError, ValueError):  # the stream is closed
         print(line, file=sys.stderr, flush=True)
+
+
+def say(inputs: "Inputs", *, quiet: bool) -> None:
+    """Print the warnings of a question, and unless quiet its notes and hints."""
+    for text in dict.fromkeys(inputs.warnings):
+        tell("warning", text)
+    if not quiet:
+        for text in dict.fromkeys(inputs.notes):
+            tell("note", text)
+        for text in dict.fromkeys(inputs.hints):
+            tell("hint", text)
 
 
 @contextmanager

@@ -5,10 +5,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvplan.asked.form import Form, read_form
 from kvplan.asked.pasted import is_command, served_by
+from kvplan.asked.question import requests
 from kvplan.cli import output
-from kvplan.cli.inputs import read, say
-from kvplan.cli.options import EstimateOptions
+from kvplan.cli.options import refuse_given
 from kvplan.cli.pack_options import PackOptions
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
@@ -42,9 +43,7 @@ def tenants_of(options: PackOptions) -> Iterator[Tenant]:
         for text in options.server:
             yield stated(text, options)
         return
-    for name in ("gpu", "engine"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name}", "works only with --server", "the policy states it")
+    refuse_given(options, ("gpu", "engine"), "works only with --server", "the policy states it")
     yield from of_policy(Path(options.policy or ""), options)
 
 
@@ -64,20 +63,14 @@ def stated(text: str, options: PackOptions) -> Tenant:
     if not is_command(words):
         words, engine = served_by(options.engine or DEFAULT, words), options.engine
     try:
-        inputs = read(
-            EstimateOptions(
-                from_command=shlex.join(words),
-                gpu=[options.gpu or ""],
-                engine=engine,
-                offline=options.offline,
-            )
-        )
+        form = Form({"from_command": shlex.join(words), "gpu": [options.gpu or ""], "offline": options.offline})
+        inputs = requests(read_form(form.changed(engine=engine)))
     except KvplanError as error:
         raise error.map_all(lambda wrong: wrong.renamed("--from-command", "command")).within(flag) from error
     request = inputs.requests[0]
     name = name or request.spec.name.rpartition("/")[2]
     inputs.notes = [f"{name}: {note}" for note in inputs.notes]
-    say(inputs, quiet=options.quiet)
+    output.say(inputs, quiet=options.quiet)
     return Tenant(name, request, users)
 
 
@@ -96,13 +89,13 @@ def without_users(words: list[str], flag: str) -> tuple[list[str], int]:
 
 def of_policy(file: Path, options: PackOptions) -> Iterator[Tenant]:
     """Yield a policy's targets, each with the most users that one of its rules requires."""
-    from kvplan.cli.targets import asked_of, located
     from kvplan.policy import file as policy_file
+    from kvplan.policy.targets import inputs_of, located
 
     policy = policy_file.read(file)
     for target in policy.targets:
         try:
-            inputs = asked_of(target, policy, offline=options.offline)
+            inputs = inputs_of(target, policy, offline=options.offline)
         except KvplanError as error:
             raise located(error, target) from error
         users = [int(rule.limit) for rule in target.rules if rule.name in ("min_users", "min_concurrency")]

@@ -7,11 +7,11 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvplan.asked.question import Source, resolve
 from kvplan.cli import output
 from kvplan.cli.engine_options import modules_of, slots_of, speculative_of
 from kvplan.cli.live import live_view
 from kvplan.cli.profile_load import default_dir, requests_of, seed_of
-from kvplan.cli.resolve import Source, resolve
 from kvplan.cli.run_options import ProfileOptions
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import path_text, printable

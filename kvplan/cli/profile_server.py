@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, get_args
 from urllib.parse import urlsplit
 
+from kvplan.asked.form import flag_of
 from kvplan.cli import output
-from kvplan.cli.options import flag_of
 from kvplan.cli.profile_load import default_dir, requests_of, seed_of
 from kvplan.cli.run_options import ProfileOptions
 from kvplan.core.errors import EnvironmentProblem, UsageError

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from kvplan.asked.pasted import read_command
+from kvplan.asked.form import COMMON_GPUS, Form, load_of, read_form, refuse_missing
+from kvplan.asked.question import MODEL_CURE, Context, Inputs, requests
 from kvplan.cli import output
-from kvplan.cli.inputs import (
-    COMMON_GPUS,
-    MODEL_CURE,
-    Context,
-    Inputs,
-    load_of,
-    read,
-    refuse_missing,
-    say,
-    says_model,
-    stated_arguments,
-)
+from kvplan.cli.options import form_of, stated_by
 from kvplan.cli.output import report_files
 from kvplan.cli.recommend_timed import check_alone
 from kvplan.cli.sweep_options import RecommendOptions
+from kvplan.cli.tune_options import TuneOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count
@@ -39,6 +30,7 @@ from kvplan.servers.plans.plan import Load, Request, check_load
 if TYPE_CHECKING:
     from kvplan.documents.recommendation import RecommendationDocument
 
+Options = TypeVar("Options", RecommendOptions, TuneOptions)
 PLACEMENTS = 10
 # Options that the search decides, or that would make every GPU hold the same.
 SOUGHT = {
@@ -75,16 +67,16 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | 
     from kvplan.cli.recommend_timed import timed
     from kvplan.report.timed_text import shapes
 
-    refuse_missing(("MODEL", says_model(options), MODEL_CURE))
+    refuse_missing(("MODEL", form_of(options).names_model, MODEL_CURE))
     prices = None if options.prices is None else price_file.read(Path(options.prices))
-    stated = stated_by(options)
+    stated = stated_by(options, SOUGHT)
     question = Question(
         1, stated, options.fp8, options.fp8_weights, "likely" if options.optimistic else "low",
         prices.per_hour if prices else None,
     )  # fmt: skip
     is_fixed = options.gpu is not None or options.gpu_memory is not None
-    plain = replace(options, prompt_tokens=None, output_tokens=None, shared_prefix=None)
-    doc = timed(options, question, requests_of(plain, prices, is_fixed=is_fixed))
+    form = form_of(options).changed(prompt_tokens=None, output_tokens=None, shared_prefix=None)
+    doc = timed(options, question, requests_of(form, options, prices, is_fixed=is_fixed))
     return doc["holds"], shapes(doc, limit), None
 
 
@@ -120,7 +112,7 @@ def manifest_of(options: RecommendOptions, doc: RecommendationDocument, chosen: 
 def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placement | None]:
     """(the answer, its first placement, or None if nothing holds the users)."""
     refuse_missing(
-        ("MODEL", says_model(options), MODEL_CURE),
+        ("MODEL", form_of(options).names_model, MODEL_CURE),
         ("--users", options.users is not None, "add the number of concurrent users, e.g. --users 200"),
     )
     assert options.users is not None
@@ -129,7 +121,7 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
     is_fixed = options.gpu is not None or options.gpu_memory is not None
     check_together(options, is_fixed=is_fixed)
     prices = None if options.prices is None else price_file.read(Path(options.prices))
-    stated = stated_by(options)
+    stated = stated_by(options, SOUGHT)
     question = Question(
         users=users,
         stated=stated,
@@ -138,8 +130,8 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
         end="likely" if options.optimistic else "low",
         prices=prices.per_hour if prices else None,
     )
-    inputs = requests_of(options, prices, is_fixed=is_fixed)
-    say(inputs, quiet=options.quiet)
+    inputs = requests_of(form_of(options), options, prices, is_fixed=is_fixed)
+    output.say(inputs, quiet=options.quiet)
     source = prices.source if prices else None
     first = inputs.requests[0]
     if not abilities_of(first.release.engine).recommended:
@@ -164,7 +156,7 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
     return text.document(question, request, source, None, needs), needs.solution or next(iter(needs.cures), None)
 
 
-def with_num_gpus(options: RecommendOptions) -> RecommendOptions:
+def with_num_gpus(options: Options) -> Options:
     """Rewrite --gpu 2xl40s as --gpu l40s --num-gpus 2."""
     if options.gpu is None or len(options.gpu) != 1:
         return options
@@ -189,24 +181,14 @@ def check_together(options: RecommendOptions, *, is_fixed: bool) -> None:
         raise UsageError("--prices", "rank several GPUs", "remove it, or use --gpus instead of --gpu")
 
 
-def stated_by(options: RecommendOptions) -> frozenset[str]:
-    """Engine arguments that the user gave in any form. Refuse those that do not apply here."""
-    command = read_command(options.from_command) if options.from_command is not None else None
-    stated = stated_arguments(options, command)
-    for name, why in SOUGHT.items():
-        if name in stated:
-            raise UsageError(f"--{name.replace('_', '-')}", f"{why}", "remove it")
-    return frozenset(stated)
-
-
-def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Inputs:
+def requests_of(form: Form, options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Inputs:
     """One request per candidate GPU, or for the given one; their lengths are not yet truncated to the context."""
-    plain = options if is_fixed else replace(options, gpu=gpu_names(options, prices))
 
     def load(context: Context, spec: ModelSpec) -> Load:
-        return load_of(plain, spec.context_limit if is_fixed else context, spec)
+        return load_of(form, spec.context_limit if is_fixed else context, spec)
 
-    inputs = read(plain, load)
+    query = read_form(form if is_fixed else form.changed(gpu=gpu_names(options, prices)))
+    inputs = requests(replace(query, load=load))
     contexts = {request.args.max_model_len for request in inputs.requests}
     if len(contexts) > 1 or "auto" in contexts:
         raise UsageError("--ctx", "recommend takes one context", "write one number, for example --ctx 16k")

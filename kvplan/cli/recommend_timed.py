@@ -6,9 +6,10 @@ from dataclasses import fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kvplan.cli.inputs import Inputs, say
+from kvplan.cli import output
 from kvplan.cli.load import check_lengths, load_of
 from kvplan.cli.load_options import LoadOptions
+from kvplan.cli.options import refuse_given
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
 from kvplan.planning.plan import plan
@@ -20,6 +21,7 @@ from kvplan.simulate.placing import Demand, placed
 from kvplan.simulate.setup import refuse_reordering, refuse_unmodeled
 
 if TYPE_CHECKING:
+    from kvplan.asked.question import Inputs
     from kvplan.cli.sweep_options import RecommendOptions
     from kvplan.documents.timed import TimedRecommendationDocument
     from kvplan.planning.recommend import Question
@@ -31,15 +33,9 @@ NOT_WITH_TARGETS = ("mean_tokens", "lengths", "overflow", "num_gpus", "output")
 def check_alone(options: RecommendOptions) -> None:
     """Refuse options that only apply with, or only without, latency targets."""
     if options.slo is None:
-        for name in ONLY_WITH_TARGETS:
-            if getattr(options, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')}", "needs latency targets", "add --slo ttft=2s,tpot=50ms")
-        return
-    for name in NOT_WITH_TARGETS:
-        if getattr(options, name) is not None:
-            raise UsageError(
-                f"--{name.replace('_', '-')}", "does not apply with --slo", "use --prompt-tokens or --profile"
-            )
+        refuse_given(options, ONLY_WITH_TARGETS, "needs latency targets", "add --slo ttft=2s,tpot=50ms")
+    else:
+        refuse_given(options, NOT_WITH_TARGETS, "does not apply with --slo", "use --prompt-tokens or --profile")
 
 
 def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> TimedRecommendationDocument:
@@ -55,7 +51,7 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
         load.source, None if load.is_closed else load.peak, users, promises, spare,
         strict=not options.optimistic, calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
     )  # fmt: skip
-    say(inputs, quiet=options.quiet)
+    output.say(inputs, quiet=options.quiet)
     first = plan(inputs.requests[0])
     refuse_unmodeled(first)  # applies to every placement: the answer would not be for the requested load
     if options.from_command is not None:

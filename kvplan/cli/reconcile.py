@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kvplan.cli import output
-from kvplan.cli.options import PlanOptions, flag_of
+from kvplan.cli.options import form_of
 from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
@@ -92,16 +92,8 @@ def check_sources(options: ReconcileOptions) -> None:
     if sources_given != ["RUN_DIR"] and options.calibrate is not None:
         raise UsageError("--calibrate", f"needs a run, {sources_given[0]} has no samples", "give RUN_DIR")
     if sources_given == ["RUN_DIR"]:
-        own = {"calibration"}
-        plain = PlanOptions()
-        named = [
-            field.name for field in fields(PlanOptions) if getattr(options, field.name) != getattr(plain, field.name)
-        ]
-        flags = [flag_of(name) for name in named if name not in own]
-        if flags:
-            raise UsageError(
-                f"{flags[0]}", "a run records its own arguments", "use it with --log, --metrics or --bench"
-            )
+        remedy = "use it with --log, --metrics or --bench"
+        form_of(options).refuse_except(("calibration",), "a run records its own arguments", remedy)
 
 
 def step_time(run: Run) -> calibration.MeasuredSteps | None:

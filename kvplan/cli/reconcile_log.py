@@ -1,53 +1,47 @@
 """`kvplan reconcile --log` and `--metrics`: compare a server's own figures with its plan, row by row."""
 
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from kvplan.cli import inputs, output
-from kvplan.cli.inputs import Inputs
-from kvplan.cli.options import FLAGS, PlanOptions, flag_of
+from kvplan.asked.form import FLAGS, Form, flag_of
+from kvplan.asked.log import (
+    Logged,
+    UnplannedLog,
+    agrees,
+    check_model,
+    completed,
+    engine_of,
+    flags_of,
+    logged_as,
+    machines_of,
+    model_of,
+    sample_gpus,
+)
+from kvplan.asked.question import Asked, Inputs, requests
+from kvplan.cli import output
+from kvplan.cli.options import form_of
 from kvplan.cli.run_options import ReconcileOptions
-from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError
 from kvplan.core.files import printable
 from kvplan.core.limits import Limits
 from kvplan.core.table import Table, words
 from kvplan.core.units import GIB, MIB, format_gib
-from kvplan.hardware.gpu import GpuSpec, with_memory
 from kvplan.measure.serverlog.compare import LogReconciliation, document, reconcile_log, unplanned
 from kvplan.measure.serverlog.drafts import with_draft
 from kvplan.measure.serverlog.log import parse_log, read_log, read_text
-from kvplan.measure.serverlog.request import (
-    UnplannedLog,
-    agrees,
-    check_gpu,
-    check_model,
-    derived_context,
-    engine_of,
-    environment_of,
-    flags_of,
-    gpus_of,
-    log_of_page,
-    logged_as,
-    model_of,
-    sample_gpus,
-)
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, assignments
 from kvplan.report.drawing import side_by_side
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading, with_own_names
-from kvplan.servers.base import OWN, logs_of, server_of
+from kvplan.servers.base import OWN, logs_of
 from kvplan.servers.logs.log import Context, ServerLog
 from kvplan.servers.logs.measurement import Row, exceeds
-from kvplan.servers.words import environment
-from kvplan.servers.words.arguments import ARGUMENTS, SHORT
 
 OF_THE_MACHINE = {"gpu", "gpu_memory", "calibration", "offline"}  # options that say nothing of the server
-ENOUGH_MEMORY = "1TiB"  # placeholder for a GPU until the log's own replaces it
 
 
 def reconcile_server(
@@ -89,11 +83,11 @@ def log_of(options: ReconcileOptions) -> ServerLog:
         text = read_text("-")
         say_failure(text, "-")
         return parse_log(text, "standard input")
-    from kvplan.measure.server_metrics import MetricsError, page_text, server_setup, shown_url
+    from kvplan.measure.server_metrics import MetricsError, log_of_page, page_text, shown_url
 
     assert options.metrics is not None
     try:
-        return log_of_page(server_setup(page_text(options.metrics)))
+        return log_of_page(page_text(options.metrics))
     except MetricsError as error:
         raise InvalidInputError(
             f"--metrics {shown_url(options.metrics)}", f"{error}", "name a server's /metrics page"
@@ -110,133 +104,70 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
         return compared_with_plan(options, log)
     except UnplannedLog as error:
         result = unplanned(log, error)
-        inputs.say(Inputs([], 1, list(log.notes)), quiet=options.quiet)
+        output.say(Inputs([], 1, list(log.notes)), quiet=options.quiet)
         return result
 
 
 def compared_with_plan(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
-    query = completed(options, log)
+    form = form_of(options)
+    logged = completed(form, log)
     try:
-        answer = inputs.read(replace(query.options, gpu=None, gpu_memory=ENOUGH_MEMORY), of_log=True)
-        if len(answer.requests) > 1:
-            raise UsageError("--ctx", "names several contexts", "a server has one")
-        request, context_notes = at_its_context(query, answer.requests[0])
-        request, variable_notes = in_its_environment(log, request)
-        request, draft_notes = with_draft(log, request)
-        check_model(log, request.spec)
-        machines, warnings, gpu_notes = machines_of(options, log)
-        measured = [(gpu, inputs.measured_on(query.options, gpu)) for gpu in machines or sample_gpus()]
-        requests = [replace(request, gpu=gpu, measured=constants, started=True) for gpu, constants in measured]
-        context: Context = "derived" if query.derived else "unknown" if request.args.max_model_len is None else "known"
-        result = reconcile_log(log, requests, gpu_known=len(machines) == 1, context=context)
+        machines, warnings, gpu_notes = machines_of(form, log)
+        query = logged.query(machines or sample_gpus())
+        inputs = requests(query)
+        drafted, draft_notes = with_draft(log, inputs.requests[0])
+        check_model(log, drafted.spec)
+        rows = [replace(request, args=drafted.args, started=True) for request in inputs.requests]
+        context: Context = "derived" if logged.derived else "unknown" if drafted.args.max_model_len is None else "known"
+        result = reconcile_log(log, rows, gpu_known=len(machines) == 1, context=context)
     except KvplanError as error:
-        raise of_the_log(error, log, query.taken, options) from error
-    if "engine" in query.taken:
-        gpu_notes += logs_of(log.engine).notes(log, request.args, len(machines) == 1)
+        raise of_the_log(error, log, logged, form) from error
+    if "engine" in logged.form.origins:
+        gpu_notes += logs_of(log.engine).notes(log, drafted.args, len(machines) == 1)
     notes = [
         *result.notes,
-        *query.notes,
+        *logged.notes,
         *draft_notes,
-        *contradictions(options, log, request),
-        *variable_notes,
-        *context_notes,
+        *contradictions(logged, drafted),
+        *inferences(logged, query, drafted),
         *gpu_notes,
     ]
-    notices = Inputs([], 1, [*notes, *answer.notes], answer.hints, [*answer.warnings, *warnings])
-    inputs.say(notices, quiet=options.quiet)
+    notices = Inputs([], 1, [*notes, *inputs.notes], inputs.hints, [*inputs.warnings, *warnings])
+    output.say(notices, quiet=options.quiet)
     return replace(result, notes=tuple(dict.fromkeys([*notices.notes, *notices.warnings])))
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Options of the plan: those given to kvplan, else those in the log.
-
-    taken    argument -> its text, if taken from the log
-    derived  context consistent with a page's figures (a log states its own): the likeliest, the least and the most
-             tokens
-    """
-
-    options: PlanOptions
-    taken: dict[str, str]
-    notes: list[str]
-    derived: tuple[int, int, int] | None
-
-
-def completed(options: PlanOptions, log: ServerLog) -> Wanted:
-    notes, taken = list[str](), dict[str, str]()
-    plain = PlanOptions(**{field.name: getattr(options, field.name) for field in fields(PlanOptions)})
-    if plain.model is None and options.from_command is None:
-        name, note = model_of(log)
-        if name is None:
-            raise UnplannedLog(log.called, f"{unknown_model(log)}", "add --model NAME or --config config.json")
-        plain = replace(plain, model=name)
-        notes += [] if note is None else [note]
-    if plain.engine is None:
-        engine = engine_of(log)
-        if engine is None and options.from_command is None:
-            cure = "add --engine with the release, such as vllm@0.11"
-            raise InvalidInputError(log.called, "does not say its release", cure)
-        if engine is not None:
-            taken["engine"] = engine
-            plain = replace(plain, engine=engine)
-    logged = {
-        name: text
-        for name, text in flags_of(log).items()
-        if getattr(plain, name, "") is None and not is_said(options, name)
-    }
-    plain = replace(plain, **{name: value_of(log, name, text) for name, text in logged.items()})
-    taken |= logged
-    derived = None
-    if plain.max_model_len is None and not is_said(options, "max_model_len"):
-        derived = derived_context(log)
-        context: dict[str, Any] = {} if derived is None else {"max_model_len": [str(derived[0])]}
-        plain = replace(plain, **context)
-    return Wanted(plain, taken, notes, derived)
-
-
-def at_its_context(query: Wanted, request: Request) -> tuple[Request, list[str]]:
-    """The request with a derived context, preferring the model's own if it is consistent, and a note on it."""
-    if query.derived is None:
-        return request, []
-    tokens, low, high = query.derived
-    if low <= request.spec.max_model_len <= high:
-        tokens = request.spec.max_model_len
-    others = "" if low == high else f" ({low:,} to {high:,} also match)"
-    note = (
-        f"the context is assumed to be {tokens:,}{others}, the page's tokens divided by its concurrency; "
-        "set it with --ctx"
-    )
-    return replace(request, args=replace(request.args, max_model_len=tokens)), [note]
-
-
-def in_its_environment(log: ServerLog, request: Request) -> tuple[Request, list[str]]:
-    """The request with the logged environment of the server, and notes on it."""
-    logged = environment_of(log, request.release)
-    release, args, note = environment.applied(logged, request.release, request.args, request.spec)
-    notes = [] if note is None else [note]
-    if release != request.release:
-        stated = " ".join(assignments(release, args))
-        notes.insert(0, f"sized with {stated}, as the log or its command says")
-    return replace(request, release=release, args=args), notes
-
-
-def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) -> list[str]:
-    """Notes on arguments given to kvplan that contradict the log."""
+def inferences(logged: Logged, query: Asked, request: Request) -> list[str]:
+    """Notes on a release and a context that the log does not state outright."""
     notes = []
+    if request.release != query.release:
+        stated = " ".join(assignments(request.release, request.args))
+        notes.append(f"sized with {stated}, as the log or its command says")
+    if logged.derived is not None:
+        _, low, high = logged.derived
+        others = "" if low == high else f" ({low:,} to {high:,} also match)"
+        notes.append(
+            f"the context is assumed to be {request.args.max_model_len:,}{others}, the page's tokens divided by its "
+            "concurrency; set it with --ctx"
+        )
+    return notes
+
+
+def contradictions(logged: Logged, request: Request) -> list[str]:
+    """Notes on arguments given to kvplan that contradict the log."""
+    log, notes = logged.log, []
     for name, text in flags_of(log).items():
         value = getattr(request.args, name, None)
-        if value is None or (getattr(options, name, None) is None and not is_said(options, name)):
-            continue
-        if not agrees(log, name, value):
+        if value is not None and name in logged.stated and not agrees(log, name, value):
             notes.append(f"{as_flag(name, value)} is used, although the {log.called} says {logged_as(log, name, text)}")
     engine = engine_of(log) if log.release is not None else None  # a log may state the patch number as well
     taken = request.release.label.partition("+")[0]  # details beyond the number are not contradictions
     if engine is not None and "@" in engine and not f"{engine}.".startswith(f"{taken}."):
         version = printable(log.text("version") or "", 40)
         notes.append(f"--engine {taken} is used, although the {log.called} says version {version}")
-    logged, named = catalog.find(model_of(log)[0] or ""), catalog.find(request.spec.served_name)
-    if logged is not None and named is not None and logged != named:
-        notes.append(f"--model {named} is used, although the {log.called} says {printable(log.model or '', 100)}")
+    named, own = catalog.find(model_of(log)[0] or ""), catalog.find(request.spec.served_name)
+    if named is not None and own is not None and named != own:
+        notes.append(f"--model {own} is used, although the {log.called} says {printable(log.model or '', 100)}")
     return notes
 
 
@@ -247,74 +178,14 @@ def as_flag(name: str, value: Any) -> str:
     return f"{FLAGS.get(name, flag_of(name))} {printable(str(value), 60)}"
 
 
-def of_the_log(error: KvplanError, log: ServerLog, taken: Mapping[str, str], options: ReconcileOptions) -> KvplanError:
+def of_the_log(error: KvplanError, log: ServerLog, logged: Logged, form: Form) -> KvplanError:
     """An error about what the log says, as such: it names a logged value, or the user gave nothing but the GPU."""
     if isinstance(error, UnplannedLog | EnvironmentProblem):
         return error
-    plain = PlanOptions()
-    stated = {field.name for field in fields(PlanOptions) if getattr(options, field.name) != getattr(plain, field.name)}
-    logged = in_the_logs_words(error, log, taken)
-    if logged is error and (stated - OF_THE_MACHINE or stated & set(error.keys)):
+    named, stated = logged.form.named(error), form.values.keys()
+    if named is error and (stated - OF_THE_MACHINE or stated & set(error.keys)):
         return error
-    return UnplannedLog(logged.subject, logged.problem, logged.remedy)
-
-
-def in_the_logs_words(error: KvplanError, log: ServerLog, taken: Mapping[str, str]) -> KvplanError:
-    """Rename the flags in an error about values taken from the log: the user did not type them."""
-    for name, text in taken.items():
-        flag = FLAGS.get(name, flag_of(name))
-        if not {name, flag.strip("-").replace("-", "_")} & set(error.keys):
-            continue
-        logged = (
-            f"version {printable(log.text('version') or '', 40)}" if name == "engine" else logged_as(log, name, text)
-        )
-        example = f" {server_of(log.engine).release(None, []).label}" if name == "engine" else ""
-        return error.changed(subject=f"{log.called}: {logged}", remedy=f"set it with {flag}{example}")
-    return error
-
-
-def is_said(options: PlanOptions, name: str) -> bool:
-    """True if --engine-arg or a pasted command may set it: they are parsed later, and win."""
-    pairs = [text.partition("=")[0].strip("- ").replace("-", "_") for text in options.engine_arg or []]
-    forms = [name.replace("_", "[-_]"), *(short for short, argument in SHORT.items() if argument == name)]
-    flag = rf"(?<![\w-])--?(?:no-)?(?:{'|'.join(forms)})(?![\w-])"
-    return name in pairs or re.search(flag, options.from_command or "") is not None
-
-
-def value_of(log: ServerLog, name: str, text: str) -> Any:
-    """Convert a logged argument to the value of its option."""
-    if ARGUMENTS[name].kind == "flag":
-        if text not in ("True", "False"):
-            raise UnplannedLog(
-                log.called, f"{logged_as(log, name, text)} is neither True nor False", f"add {flag_of(name)}"
-            )
-        return text == "True"
-    return [text] if name == "max_model_len" else text
-
-
-def unknown_model(log: ServerLog) -> str:
-    if log.model is None:
-        return "does not say which model it served"
-    return f"its model {printable(log.model, 120)} is not one that `kvplan models` lists"
-
-
-def machines_of(options: PlanOptions, log: ServerLog) -> tuple[list[GpuSpec], list[str], list[str]]:
-    """(the given GPU with the logged total, else the GPUs that the log may mean; warnings; notes)."""
-    if options.gpu is None and options.gpu_memory is None:
-        gpus, note = gpus_of(log)
-        if not gpus:
-            note = f"the {log.called} does not name the GPU, so rows that depend on it are not compared; add --gpu NAME"
-        return gpus, [], [] if note is None else [note]
-    named = inputs.gpus_of(options)
-    if len(named) > 1:
-        raise UsageError("--gpu", "names several GPUs", "a server ran on one kind")
-    memory = options.gpu_memory
-    flag = f"--gpu {named[0].name}" if memory is None else f"--gpu-memory {printable(memory, 40)}"
-    warnings = check_gpu(log, named[0], flag)
-    logged = log.first("total_memory")
-    if memory is None and logged is not None and logged.size > 0:
-        return [with_memory(named[0], logged.size)], warnings, []
-    return named, warnings, []
+    return UnplannedLog(named.subject, named.problem, named.remedy)
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

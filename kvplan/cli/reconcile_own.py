@@ -1,17 +1,17 @@
 """`kvplan reconcile --log` of the bundled engine's log, which states its model and settings: the rules are its own."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
-from kvplan.cli import inputs
-from kvplan.cli.inputs import Inputs
-from kvplan.cli.options import PlanOptions, flag_of
-from kvplan.cli.resolve import Resolved, resolve
+from kvplan.asked.form import source_of
+from kvplan.asked.log import model_of
+from kvplan.asked.question import Inputs, Resolved, resolve
+from kvplan.cli import output
+from kvplan.cli.options import form_of
 from kvplan.cli.run_options import ReconcileOptions
-from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import printable
 from kvplan.core.units import format_gib
 from kvplan.measure.serverlog.compare import LogReconciliation
-from kvplan.measure.serverlog.request import model_of
 from kvplan.servers.bundled.log_rows import check_form, inputs_of, rows_of
 from kvplan.servers.bundled.rules import Speculation
 from kvplan.servers.logs.log import ServerLog
@@ -24,7 +24,8 @@ TAKEN = ("model", "draft_model", "revision", "offline", "assume_dense", "text_on
 def compared_own(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
     """Compare the engine's log with its plan; notes go to standard error."""
     check_form(log)
-    refuse_stated(options, log)
+    problem = f"cannot be used: the {log.called} is of kvplan's engine, which logs its own settings"
+    form_of(options).refuse_except(TAKEN, problem, "remove it")
     model, notes = served(options, log, options.model, log.model, "--model NAME or --config config.json")
     draft = None
     if "draft_model" in log.flags:
@@ -53,17 +54,8 @@ def compared_own(options: ReconcileOptions, log: ServerLog) -> LogReconciliation
         total_memory=engine.total,
     )
     notices = Inputs([], 1, list(result.notes), [], list(model.warnings))
-    inputs.say(notices, quiet=options.quiet)
+    output.say(notices, quiet=options.quiet)
     return replace(result, notes=tuple(dict.fromkeys([*result.notes, *model.warnings])))
-
-
-def refuse_stated(options: ReconcileOptions, log: ServerLog) -> None:
-    """Refuse options for what the engine's log states exactly."""
-    plain = ReconcileOptions()
-    for field in fields(PlanOptions):
-        if field.name not in TAKEN and getattr(options, field.name) != getattr(plain, field.name):
-            problem = f"cannot be used: the {log.called} is of kvplan's engine, which logs its own settings"
-            raise UsageError(flag_of(field.name), problem, "remove it")
 
 
 def served(
@@ -79,4 +71,4 @@ def served(
                 log.called, f"its model {called!r} is not one that `kvplan models` lists", f"add {cure}"
             )
         notes += [] if note is None else [note]
-    return resolve(model, inputs.source_of(options, options.revision)), notes
+    return resolve(model, source_of(form_of(options), options.revision)), notes

@@ -6,15 +6,15 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvplan.asked.form import contexts_of, flag_of, given, refuse_missing
+from kvplan.asked.question import MODEL_CURE, Source, resolve
 from kvplan.cli import output
 from kvplan.cli.engine_options import has_weights, modules_of, offloading, slots_of, speculative_of
-from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_model
-from kvplan.cli.options import PlanOptions, flag_of
-from kvplan.cli.resolve import Source, resolve
+from kvplan.cli.options import form_of, inputs_of, refuse_given
 from kvplan.cli.serve_options import ServeOptions
 from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
@@ -22,7 +22,6 @@ from kvplan.core.files import printable
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_tokens
 from kvplan.servers.base import abilities_of, server_of, terms_of
 from kvplan.servers.words.argument_values import read_argument
-from kvplan.servers.words.arguments import ARGUMENTS
 
 if TYPE_CHECKING:
     import socket
@@ -65,11 +64,9 @@ HOST, PORT = "127.0.0.1", "8000"
 def serve(options: ServeOptions) -> int:
     """Serve until a signal, and return its exit code."""
     require_libraries()
-    refuse_missing(("MODEL", says_model(options), MODEL_CURE))
+    refuse_missing(("MODEL", form_of(options).names_model, MODEL_CURE))
     if options.gpu is None:
-        for name in OF_TWIN:
-            if getattr(options, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')}", "needs --simulate", "name a GPU with --simulate")
+        refuse_given(options, OF_TWIN, "needs --simulate", "name a GPU with --simulate")
         with output.showing_warnings():
             refuse_others(options)
             require_torch()
@@ -77,9 +74,7 @@ def serve(options: ServeOptions) -> int:
                 return follow_rank_0(options)
             with front_of(options) as front:
                 return answer(front, of_engine(options))
-    for name in OF_ENGINE:
-        if getattr(options, name) is not None:
-            raise UsageError(flag_of(name), "cannot be used with --simulate", "remove it")
+    refuse_given(options, OF_ENGINE, "cannot be used with --simulate", "remove it")
     with front_of(options) as front:
         return answer(front, simulated(options))
 
@@ -111,11 +106,10 @@ def simulated(options: ServeOptions) -> "Start":
     drafts = None if options.speculative_config is None else drafts_of(options.speculative_config)
     if drafts is not None:
         options = with_drafts(options, drafts)
-    inputs = read(options)
-    if len(inputs.requests) != 1:
-        raise UsageError("serve", f"{len(inputs.requests)} plans requested", "name one GPU and one --ctx")
-    say(inputs, quiet=options.quiet)
-    the_plan = plan(inputs.requests[0])
+    inputs = inputs_of(options)
+    request = inputs.only("serve", "name one GPU and one --ctx")
+    output.say(inputs, quiet=options.quiet)
+    the_plan = plan(request)
     specs = tiers_of(options.tier or ())
     check(the_plan, specs, drafts=drafts is not None)
     if specs and drafts is not None:
@@ -153,9 +147,8 @@ def simulated(options: ServeOptions) -> "Start":
 
 def with_drafts(options: ServeOptions, drafts: "Drafts") -> ServeOptions:
     """Options that size the method in --speculative-config."""
-    for name in ("draft_model", "speculative_method", "num_speculative_tokens"):
-        if getattr(options, name) is not None:
-            raise UsageError(flag_of(name), "is a part of --speculative-config", "use only one")
+    parts = ("draft_model", "speculative_method", "num_speculative_tokens")
+    refuse_given(options, parts, "is a part of --speculative-config", "use only one")
     method = None if drafts.method == "draft_model" else drafts.method
     flags: dict[str, Any] = {"speculative_method": method, "num_speculative_tokens": str(drafts.num_drafts)}
     return replace(options, speculative_config=None, draft_model=drafts.model, **flags)
@@ -221,13 +214,12 @@ def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "tuple[Engin
     import torch
 
     from engine import Engine
-    from kvplan.cli.inputs import contexts_of
     from kvplan.serve.real import arguments_of
     from kvplan.serve.text import stand_in, tokenizer_of
     from kvplan.servers.bundled.log_wordings import arguments_line, prefix
 
     directory, spec = model_of(options)
-    (context,) = contexts_of(options, None)
+    (context,) = contexts_of(form_of(options))
     if context == "auto":
         raise UsageError("--max-model-len auto", "is for --simulate", "state the tokens")
     config = config_of(options, context, is_dummy=directory is None)
@@ -325,26 +317,20 @@ def refuse_ranks(options: ServeOptions, sizes: Mapping[str, Any]) -> None:
 
 def refuse_others(options: ServeOptions) -> None:
     """Refuse plan options that the bundled engine does not support."""
-    plain = PlanOptions()
     engines = {"enable_lora", "max_loras", "speculative_config", *SETTINGS}
     taken = {"model", "gpu", "max_model_len", "revision", "offline", *engines}
-    names = [field.name for field in fields(PlanOptions)]
-    for name in dict.fromkeys([*names, *ARGUMENTS]):
-        if name not in taken and getattr(options, name) != getattr(plain, name):
-            raise UsageError(flag_of(name), "is not an argument of the bundled engine", "remove it, or use --simulate")
+    problem = "is not an argument of the bundled engine"
+    form_of(options).refuse_except(taken, problem, "remove it, or use --simulate")
 
 
 def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> "EngineConfig":
     from engine import EngineConfig
 
-    settings = {
-        field: read_argument(name, value, flag_of(name)) if isinstance(value, str) else value
-        for name, field in SETTINGS.items()
-        if (value := getattr(options, name)) is not None
-    }
-    size = options.kv_offloading_size
-    stated = 0 if size is None else read_argument("kv_offloading_size", size, flag_of("kv_offloading_size"))
-    settings |= offloading(stated, options.kv_offloading_dir, options.kv_offloading_disk_size)
+    values = given(form_of(options))
+    settings = {field: values[name] for name, field in SETTINGS.items() if name in values}
+    settings |= offloading(
+        values.get("kv_offloading_size", 0), options.kv_offloading_dir, options.kv_offloading_disk_size
+    )
     source = Source(options.revision, options.offline)
     return EngineConfig(
         device=options.device or "auto",

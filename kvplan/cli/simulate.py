@@ -7,11 +7,13 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from kvplan.asked.form import refuse_missing
+from kvplan.asked.question import MODEL_CURE
 from kvplan.cli import fleet, output
 from kvplan.cli.drawing import FIGURES, require_libraries
-from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.load import Load, load_of
 from kvplan.cli.load_options import LoadOptions
+from kvplan.cli.options import form_of, inputs_of
 from kvplan.cli.progress import Interruption, Progress, interruptible
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import INTERRUPTED, UsageError
@@ -177,15 +179,14 @@ def planned(options: SimulateOptions) -> Plan:
     """The one plan to simulate."""
     sources = (options.trace, options.profile, options.prompt_tokens, options.output_tokens)
     refuse_missing(
-        ("MODEL", says_model(options), MODEL_CURE),
-        ("--gpu", says_gpu(options), "name the GPU to simulate"),
+        ("MODEL", form_of(options).names_model, MODEL_CURE),
+        ("--gpu", form_of(options).names_gpu, "name the GPU to simulate"),
         ("workload", any(sources), "give one of --trace, --profile, --prompt-tokens"),
     )
-    inputs = read(options)
-    if len(inputs.requests) != 1:
-        raise UsageError("simulate", f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
-    say(inputs, quiet=options.quiet)
-    the_plan = plan(inputs.requests[0])
+    inputs = inputs_of(options)
+    request = inputs.only("simulate", "name one --gpu and one --ctx")
+    output.say(inputs, quiet=options.quiet)
+    the_plan = plan(request)
     check(the_plan, tiers_of(options.tier or ()))
     if options.from_command is not None:
         refuse_reordering(options.from_command)

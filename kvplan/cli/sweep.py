@@ -2,42 +2,25 @@
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import IO, Any
 
 from kvplan.cli import output
 from kvplan.cli.drawing import FIGURES, require_libraries
-from kvplan.cli.inputs import Inputs, gpus_of, load_of, read, refuse_undrafted, say
-from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
+from kvplan.cli.options import form_of
 from kvplan.cli.output import ReportFile, report_files
-from kvplan.cli.speculation import FLAG, config_of, in_parts
 from kvplan.cli.sweep_options import SweepOptions
 from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import EnvironmentProblem, UsageError
-from kvplan.core.files import printable
-from kvplan.core.units import parse_count, parse_tokens, split_list
-from kvplan.hardware import prices as price_file
+from kvplan.core.units import parse_count
 from kvplan.hardware.prices import Prices
-from kvplan.planning.plan import Request
-from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, check_size, plainest, unusable
+from kvplan.planning.grid import grid_of, refuse_unusable
+from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, plainest
 from kvplan.report import sweep_text as text
 from kvplan.report.formats import FORMS, rendered
-from kvplan.servers.base import parse_engine
-from kvplan.servers.words.argument_values import read_argument
 
-# Engine arguments that may be lists; --gpu, --ctx, --engine, --mean-tokens and MODEL may be, too.
-LISTS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size",
-    "decode_context_parallel_size", "quantization", "dtype", "kv_cache_dtype", "gpu_memory_utilization", "max_num_seqs",
-    "max_num_batched_tokens", "block_size", "num_speculative_tokens",
-)  # fmt: skip
-SHORT_FLAGS = {
-    "tensor_parallel_size": "--tp", "pipeline_parallel_size": "--pp", "data_parallel_size": "--dp",
-    "prefill_context_parallel_size": "--pcp", "decode_context_parallel_size": "--dcp",
-}  # fmt: skip
 ROWS = 40
 PROGRESS_S = 10.0
 SPOOL_BYTES = 1 << 26
@@ -53,10 +36,10 @@ def sweep(options: SweepOptions) -> int:
         jobs = workers_of(options.jobs, options.ray)
         if pictures:
             require_libraries("--figure", "matplotlib")
-        inputs, grid, prices = grid_of(options)
+        inputs, grid, prices = grid_of(form_of(options), options.models or [], options.prices)
         if options.sort == "users-per-dollar" and prices is None:
             raise UsageError("--sort users-per-dollar", "needs GPU prices", "add --prices FILE")
-        say(inputs, quiet=options.quiet)
+        output.say(inputs, quiet=options.quiet)
         refuse_unusable(grid)
         run = Run(options, grid, prices, limit, [Sink(report.format, report) for report in reports])
         with at_work(jobs, quiet=options.quiet):
@@ -71,122 +54,6 @@ def drawn(curves: Curves, format: str) -> bytes:
     from kvplan.report import sweep_figures
 
     return sweep_figures.picture(curves, format)
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
-    """The combinations, with the notes from parsing the options."""
-    arguments = {name: values for name, values in arguments_of(in_parts(options)).items() if len(values) > 1}
-    if arguments.keys() & SHORT_FLAGS.keys():
-        gpus_of(options)  # refuses a number of GPUs: use --tp
-    config = config_of(options)
-    if config is not None:
-        for size in arguments.get("tensor_parallel_size", ()):
-            config.check_ranks(size, FLAG)
-    lists = {"engine": parts(options.engine, "--engine"), "mean_tokens": parts(options.mean_tokens, "--mean-tokens")}
-    cleared: dict[str, Any] = dict.fromkeys(arguments)
-    cleared |= {name: None for name, values in lists.items() if len(values) > 1}
-    if options.quantization == "none":
-        cleared |= {"quantization": None}
-    requests: list[Request] = []
-    inputs = Inputs([], 0)
-    shape = (0, 0, 0)
-    models: list[str | None] = [*dict.fromkeys(options.models or [])]
-    for model in models or [None]:
-        per_model = workload_options(options, model=model, **cleared)
-        model_inputs = read(per_model, lambda context, spec, per_model=per_model: load_of(per_model, context, spec))  # type: ignore[misc] # bound now
-        contexts = len(model_inputs.requests) // model_inputs.num_gpus
-        # read() nests GPUs in contexts; a grid nests contexts in GPUs
-        requests += [
-            model_inputs.requests[c * model_inputs.num_gpus + g]
-            for g in range(model_inputs.num_gpus)
-            for c in range(contexts)
-        ]
-        shape = (shape[0] + 1, model_inputs.num_gpus, contexts)
-        inputs.notes += model_inputs.notes
-        inputs.hints += model_inputs.hints
-        inputs.warnings += model_inputs.warnings
-    inputs.requests = requests
-    means = tuple(parse_tokens(text, "--mean-tokens") for text in lists["mean_tokens"])
-    if len(means) > 1 and (options.prompt_tokens is not None or options.output_tokens is not None):
-        raise UsageError("--mean-tokens", "conflicts with --prompt-tokens and --output-tokens", "use only one")
-    releases = tuple(dict.fromkeys(parse_engine(text) for text in lists["engine"]))
-    prices = prices_of(options.prices, {request.gpu.name for request in requests}, inputs)
-    grid = Grid(
-        tuple(requests),
-        shape,
-        releases if len(releases) > 1 else (),
-        tuple(dict.fromkeys(means)) if len(means) > 1 else (),
-        arguments,
-        prices.per_hour if prices else {},
-    )
-    refuse_undrafted_lists(requests, arguments)
-    check_size(grid.count)
-    return inputs, grid, prices
-
-
-def workload_options(options: WorkloadOptions, **changes: Any) -> WorkloadOptions:
-    """Copy the options of one plan with some changes."""
-    values = {field.name: getattr(options, field.name) for field in fields(WorkloadOptions)}
-    return WorkloadOptions(**(values | changes))
-
-
-def arguments_of(options: WorkloadOptions) -> dict[str, tuple[Any, ...]]:
-    """Given engine arguments, each with its values; --engine-arg must agree with them."""
-    axes: dict[str, tuple[Any, ...]] = {}
-    pairs = engine_pairs(options)
-    for name in LISTS:
-        text: str | None = getattr(options, name)
-        if text is None:
-            continue
-        flag = SHORT_FLAGS.get(name, flag_of(name))
-        values = tuple(
-            None if name == "quantization" and part == "none" else read_argument(name, part, flag)
-            for part in parts(text, flag)
-        )
-        axes[name] = tuple(dict.fromkeys(values))
-        if name in pairs and axes[name] != (pairs[name],):
-            refuse_two(name, pairs[name], text)
-    return axes
-
-
-def refuse_undrafted_lists(requests: Iterable[Request], arguments: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse numbers of draft tokens that nothing drafts."""
-    for request in requests:
-        for tokens in arguments.get("num_speculative_tokens", ()):
-            refuse_undrafted(replace(request, args=replace(request.args, num_speculative_tokens=tokens)))
-
-
-def parts(text: str | None, flag: str) -> list[str]:
-    """Values of a list, each once."""
-    entries = [] if text is None else split_list(text, flag)
-    if "" in entries:
-        raise UsageError(
-            flag, f"contains an empty value ({printable(str(text), 60)!r})", "write one, or several separated by commas"
-        )
-    return list(dict.fromkeys(entries))
-
-
-def prices_of(path: str | None, gpus: set[str], inputs: Inputs) -> Prices | None:
-    """The prices file, if it has at least one of these GPUs; warns of GPUs without a price."""
-    if path is None:
-        return None
-    prices = price_file.read(Path(path))
-    without = sorted(gpus - prices.per_hour.keys())
-    if len(without) == len(gpus):
-        raise UsageError(f"--prices {prices.source}", f"has no price for {', '.join(without)}", "add a line for each")
-    if without:
-        inputs.notes.append(f"--prices {prices.source} has no price for {', '.join(without)}")
-    return prices
-
-
-def refuse_unusable(grid: Grid) -> None:
-    """Refuse a value that no combination can use: it is a mistake, not a row."""
-    reasons = unusable(grid)
-    if reasons:
-        raise UsageError(reasons[0].subject, reasons[0].problem, reasons[0].remedy)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -7,16 +7,17 @@ from itertools import islice
 from math import inf, isinf
 from typing import TYPE_CHECKING, Final
 
-from kvplan.asked.pasted import read_command
+from kvplan.asked.form import refuse_missing
+from kvplan.asked.question import MODEL_CURE, Inputs
 from kvplan.cli import output
-from kvplan.cli.inputs import MODEL_CURE, Inputs, read, refuse_missing, say, says_gpu, says_model, stated_arguments
 from kvplan.cli.load import check_lengths, load_of
+from kvplan.cli.options import form_of, inputs_of, stated_by
+from kvplan.cli.recommend import with_num_gpus
 from kvplan.cli.simulate import parse_tier, say_how_steady, with_generator
 from kvplan.cli.tune_options import TuneOptions
 from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
-from kvplan.hardware.gpu import split_count
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Request, plan
 from kvplan.planning.recommend import is_fp8_already, with_args
@@ -65,8 +66,8 @@ def answered(options: TuneOptions) -> TuneDocument:
 
     options = with_generator(with_num_gpus(options))
     refuse_missing(
-        ("MODEL", says_model(options), MODEL_CURE),
-        ("--gpu", says_gpu(options), "name the GPU to serve on: h100-80g, or 8xh100-80g"),
+        ("MODEL", form_of(options).names_model, MODEL_CURE),
+        ("--gpu", form_of(options).names_gpu, "name the GPU to serve on: h100-80g, or 8xh100-80g"),
         (
             "workload",
             any((options.trace, options.profile, options.prompt_tokens, options.output_tokens)),
@@ -74,8 +75,10 @@ def answered(options: TuneOptions) -> TuneDocument:
         ),
     )
     jobs = workers_of(options.jobs, options.ray)
-    stated = stated_by(options)
-    inputs = read(options)
+    stated = stated_by(options, SOUGHT)
+    if options.from_command is not None:
+        refuse_reordering(options.from_command)
+    inputs = inputs_of(options)
     base = base_of(inputs)
     count = num_gpus_of(options, base, stated)
     promises = () if options.slo is None else slo.parse_slo(options.slo)
@@ -91,7 +94,7 @@ def answered(options: TuneOptions) -> TuneDocument:
             "is missing: without it more requests only wait longer",
             "add --slo ttft.p90=2s,tpot=50ms",
         )
-    say(inputs, quiet=options.quiet)
+    output.say(inputs, quiet=options.quiet)
     if not options.quiet:
         say_how_steady(promises, load.source.num_requests - load.skipped)
     fp8 = options.fp8 and reads_fp8(base) and not is_fp8_already(base)
@@ -122,35 +125,9 @@ def say_how_long(best: Tried, num_requests: int) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def with_num_gpus(options: TuneOptions) -> TuneOptions:
-    """Rewrite --gpu 2xl40s as --gpu l40s --num-gpus 2."""
-    if options.gpu is None or len(options.gpu) != 1:
-        return options
-    count, name = split_count(options.gpu[0])
-    if count is None:
-        return options
-    if options.num_gpus is not None and parse_count(options.num_gpus, "--num-gpus", MOST_GPUS) != count:
-        raise UsageError("--gpu", f"says {count} GPUs, and --num-gpus {options.num_gpus}", "use only one")
-    return replace(options, gpu=[name], num_gpus=str(count))
-
-
-def stated_by(options: TuneOptions) -> frozenset[str]:
-    """Engine arguments that the user gave in any form: they are fixed."""
-    command = read_command(options.from_command) if options.from_command is not None else None
-    stated = stated_arguments(options, command)
-    if options.from_command is not None:
-        refuse_reordering(options.from_command)
-    for name, why in SOUGHT.items():
-        if name in stated:
-            raise UsageError(f"--{name.replace('_', '-')}", why, "remove it")
-    return frozenset(stated)
-
-
 def base_of(inputs: Inputs) -> Request:
     """The one server to tune, with a fixed context."""
-    if len(inputs.requests) != 1:
-        raise UsageError("tune", f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
-    [base] = inputs.requests
+    base = inputs.only("tune", "name one --gpu and one --ctx")
     if not abilities_of(base.release.engine).simulated:
         names, engines = titles(lambda can: can.simulated)
         raise UsageError("--engine", f"tune supports only {names}", f"use --engine {engines}")

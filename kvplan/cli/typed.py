@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from kvplan.cli.options import FLAGS, flag_of
+from kvplan.asked.form import FLAGS, flag_of
+from kvplan.asked.words import argument_of, pasted_words
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import split_count
-from kvplan.servers.base import SERVERS
-from kvplan.servers.words.arguments import ARGUMENTS, SHORT, spellings
+from kvplan.servers.words.arguments import ARGUMENTS
 
 OWN_SETTINGS = {"num_blocks": "num_gpu_blocks_override"}  # the engine's name -> the option's
 RANKS = "tensor_parallel_size"
@@ -54,36 +54,15 @@ def typed_options(line: Sequence[str]) -> dict[str, str]:
             key = (value or following).partition("=")[0].strip()
             if (name := argument_of(key)) is not None:
                 options.setdefault(name, f"{flag} {key}")
-        elif " " not in flag and (name := argument_of(flag, options_only=True)) is not None:
+        elif " " not in flag and (name := option_argument(flag)) is not None:
             options[name] = flag
     return options
 
 
-def argument_of(flag: str, *, options_only: bool = False) -> str | None:
-    """The argument that a flag or a key sets."""
-    name = flag.lstrip("-").replace("-", "_")
-    if options_only:
-        match = (
-            own for own, row in ARGUMENTS.items() if flag in (flag_of(own), *re.split("[/ ]", " ".join(row.options)))
-        )
-        return next(match, None)
-    servers = (spellings(server).get(name) for server in SERVERS)
-    return name if name in ARGUMENTS else SHORT.get(name) or next(filter(None, servers), None)
-
-
-def pasted_words(line: Sequence[str]) -> dict[str, str]:
-    """Arguments set in commands, manifests or code on the line -> their flag or name there."""
-    words: dict[str, str] = {}
-    for text in line:
-        if not re.search(r"\s", text.strip()):
-            continue
-        for flag in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text):
-            if (name := argument_of(flag)) is not None:
-                words[name] = flag
-        for key in re.findall(r"(?<![\w-])([a-z]\w*)\s*=", text):
-            if key in ARGUMENTS:
-                words.setdefault(key, key)
-    return words
+def option_argument(flag: str) -> str | None:
+    """The argument that an option of the command line sets."""
+    rows = ((name, (flag_of(name), *re.split("[/ ]", " ".join(row.options)))) for name, row in ARGUMENTS.items())
+    return next((name for name, names in rows if flag in names), None)
 
 
 def counted_gpus(line: Sequence[str]) -> str:

@@ -1,12 +1,11 @@
 """`kvplan upgrade`: compare servers with their current release and another one, and set the exit code."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.inputs import load_of, read, say
-from kvplan.cli.options import WorkloadOptions
+from kvplan.cli.options import form_of, inputs_of
 from kvplan.cli.upgrade_options import UpgradeOptions, release_of
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
@@ -60,7 +59,7 @@ def subjects_of(options: UpgradeOptions) -> Iterator[Subject]:
 def request_of(options: UpgradeOptions, engine: str | None) -> Request:
     if options.gpu is None and options.gpu_memory is None:
         raise UsageError("--gpu", "missing", "name one (`kvplan gpus` lists them)")
-    inputs = read(replace(options, engine=engine), lambda context, spec: load_of(options, context, spec))
+    inputs = inputs_of(replace(options, engine=engine))
     if len(inputs.requests) > 1:
         raise UsageError(
             "--gpu, --ctx",
@@ -68,27 +67,24 @@ def request_of(options: UpgradeOptions, engine: str | None) -> Request:
             "name one GPU and one context, or use a policy for several",
         )
     if not options.quiet and engine == options.old:
-        say(inputs, quiet=False)
+        output.say(inputs, quiet=False)
     return inputs.requests[0]
 
 
 def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
-    from kvplan.cli.targets import asked_of, located
     from kvplan.policy import file as policy_file
+    from kvplan.policy import targets
 
-    for field in fields(WorkloadOptions):
-        if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
-            raise UsageError(
-                f"--{field.name.replace('_', '-')}", "works only with a command or a model", "a policy states it"
-            )
+    problem = "works only with a command or a model"
+    form_of(options).refuse_except(("model", "offline"), problem, "a policy states it")
     policy = policy_file.read(file)
     for target in policy.targets:
 
         def request(engine: str | None, target: policy_file.Target = target) -> Request:
             try:
-                inputs = asked_of(target, policy, offline=options.offline, engine=engine)
+                inputs = targets.inputs_of(target, policy, offline=options.offline, engine=engine)
             except KvplanError as error:
-                raise located(error, target) from error
+                raise targets.located(error, target) from error
             return inputs.requests[0]
 
         yield Subject(target.id, request, is_fixed=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvplan.cli import output
 from kvplan.cli.run_options import WatchOptions
@@ -168,20 +167,19 @@ def pool_of(plan: object, where: str) -> Planned:
 
 def plan_of(options: WatchOptions) -> object:
     """Document that `estimate` writes for this model, GPU and context; its notes go to standard error."""
-    from kvplan.cli import inputs
-    from kvplan.cli.options import EstimateOptions
+    from kvplan.asked.form import Form, read_form
+    from kvplan.asked.question import requests
     from kvplan.documents.artifact import plan_document
     from kvplan.planning.plan import plan
 
     if options.model is None or options.gpu is None:
         missing = "--model" if options.model is None else "--gpu"
         raise UsageError(missing, "missing", "a plan needs a model and a GPU: --model qwen3-8b --gpu l40s")
-    arguments: dict[str, Any] = {"max_model_len": options.max_model_len}
-    stated = EstimateOptions(model=options.model, gpu=options.gpu, **arguments)
-    answer = inputs.read(stated, lambda context, spec: inputs.load_of(stated, context, spec))
+    form = Form({"model": options.model, "gpu": options.gpu})
+    answer = requests(read_form(form.changed(max_model_len=options.max_model_len)))
     if len(answer.requests) != 1:
         raise UsageError("--gpu or --ctx", "names several plans", "name one GPU and one context")
-    inputs.say(answer, quiet=False)
+    output.say(answer, quiet=False)
     return plan_document(plan(answer.requests[0]))
 
 

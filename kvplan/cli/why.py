@@ -9,21 +9,21 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from kvplan.cli import inputs, output
-from kvplan.cli.options import PlanOptions
-from kvplan.cli.reconcile_log import ENOUGH_MEMORY, completed, in_its_environment, machines_of
-from kvplan.cli.resolve import resolve
+from kvplan.asked.form import Form, source_of
+from kvplan.asked.log import check_model, completed, engine_of, machines_of, model_of
+from kvplan.asked.question import requests, resolve
+from kvplan.cli import output
+from kvplan.cli.options import PlanOptions, form_of
 from kvplan.cli.why_options import WhyOptions
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import format_gib
+from kvplan.core.units import TIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.measure.diagnosis import Diagnosis, Inference
 from kvplan.measure.failure import Failure, read_failure
 from kvplan.measure.serverlog.asked import asked_words, changed
 from kvplan.measure.serverlog.drafts import with_draft
 from kvplan.measure.serverlog.log import MAX_BYTES, parse_log, read_text
-from kvplan.measure.serverlog.request import check_model, engine_of, model_of
 from kvplan.planning import cures as planning
 from kvplan.planning.case import Case, Cure
 from kvplan.planning.cures import Anchor
@@ -120,7 +120,7 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     server = failure.server or named or log.engine
     if server in OWN:
         return diagnose_own(options, failure, log)
-    setup = Setup(options, failure, log, server)
+    setup = Setup(form_of(options), failure, log, server)
     cause = failure.cause or kind_of(failure)
     request = setup.request() if cause not in ("unknown", planning.OUT_OF_MEMORY) else None
     weights, free = log.first("weights"), log.least("free_after_load")
@@ -166,7 +166,7 @@ def diagnose_own(options: PlanOptions, failure: Failure, log: ServerLog) -> Diag
         if note is not None:
             inferred.append(Inference("model", name, f"its name in the log, {printable(log.model or '', 100)}"))
         with suppress(KvplanError):
-            spec = resolve(name, inputs.source_of(options, options.revision)).spec
+            spec = resolve(name, source_of(form_of(options), options.revision)).spec
     cause = failure.cause or kind_of(failure)
     evidence = " ".join(line.text for line in failure.evidence)
     case = Case("kvplan", cause, failure.figures, evidence=evidence, total=total_of(failure, log))
@@ -257,8 +257,8 @@ def disagreement(failure: Failure, request: Request) -> str | None:
 class Setup:
     """The server's request, combined from the options, the log, and what follows from them."""
 
-    def __init__(self, options: PlanOptions, failure: Failure, log: ServerLog, server: str) -> None:
-        self.options, self.failure, self.log, self.server = options, failure, log, server
+    def __init__(self, form: Form, failure: Failure, log: ServerLog, server: str) -> None:
+        self.form, self.failure, self.log, self.server = form, failure, log, server
         self.inferred: list[Inference] = []
         self.missing: list[str] = []
         self.gpu_known = True
@@ -273,24 +273,20 @@ class Setup:
             return None
         if machine is None and self.failure.figures.available_bytes is None:
             return None
-        figures, options, stated = self.failure.figures, self.options, dict[str, Any]()
-        if options.max_model_len is None and figures.context is not None:
+        figures = self.failure.figures
+        stated: dict[str, Any] = {"model": model or None, "engine": self.engine()}
+        if figures.context is not None:
             stated |= {"max_model_len": [str(figures.context)]}
-        if options.max_num_seqs is None and figures.max_num_seqs is not None:
+        if figures.max_num_seqs is not None:
             stated |= {"max_num_seqs": str(figures.max_num_seqs)}
-        if options.gpu_memory_utilization is None and figures.utilization is not None and figures.utilization <= 1:
+        if figures.utilization is not None and figures.utilization <= 1:
             stated |= {"gpu_memory_utilization": str(figures.utilization)}
         try:
-            options = replace(options, model=model, engine=self.engine(), **stated)
-            query = completed(options, self.log)
-            answer = inputs.read(replace(query.options, gpu=None, gpu_memory=ENOUGH_MEMORY), of_log=True)
-            request, _ = in_its_environment(self.log, answer.requests[0])
-            check_model(self.log, request.spec)
-            plain, (request, notes) = request, with_draft(self.log, request)
-            if machine is None:
-                self.gpu_known = False
-            else:
-                request = replace(request, gpu=machine, measured=inputs.measured_on(query.options, machine))
+            logged = completed(self.form.changed(**{**stated, **self.form.values}), self.log)
+            plain = requests(logged.query([machine or custom_gpu(TIB)])).requests[0]
+            check_model(self.log, plain.spec)
+            request, notes = with_draft(self.log, plain)
+            self.gpu_known = machine is not None
             if notes:
                 self.draft = notes[0]
                 if request.args is plain.args:
@@ -305,8 +301,8 @@ class Setup:
             return None
 
     def model(self) -> str | None:
-        if self.options.model is not None or self.options.from_command is not None:
-            return self.options.model or ""
+        if self.form.names_model:
+            return self.form.text("model") or ""
         name, note = model_of(self.log)
         if name is not None and note is not None:
             logged = printable(self.log.model or "", 100)
@@ -314,8 +310,8 @@ class Setup:
         return name
 
     def engine(self) -> str:
-        if self.options.engine is not None:
-            return self.options.engine
+        if (engine := self.form.text("engine")) is not None:
+            return engine
         logged = engine_of(self.log) if self.log.text("version") else None
         if logged is not None:
             return logged
@@ -332,11 +328,11 @@ class Setup:
 
     def logged(self) -> list[GpuSpec]:
         """The GPU that is given or that the log names, if either."""
-        return list(machines_of(self.options, self.log)[0])
+        return list(machines_of(self.form, self.log)[0])
 
     def machine(self) -> GpuSpec | None:
         """The GPU that is given, or that the log names, or that has the logged capacity."""
-        is_stated = self.options.gpu is not None or self.options.gpu_memory is not None
+        is_stated = self.form.names_gpu
         machines = self.logged()
         if not machines:
             machines = self.of_capacity()

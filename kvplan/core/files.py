@@ -57,6 +57,14 @@ def escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def exists(path: str | Path) -> bool:
+    """True if a file or folder exists; False for a name that no file has: too long, or with a null byte."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def path_text(path: Path) -> str:
     """Format a path for messages."""
     return printable(str(path), 400)

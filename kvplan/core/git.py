@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.core.errors import EnvironmentProblem, UsageError
-from kvplan.core.files import printable
+from kvplan.core.files import exists, printable
 
 TIMEOUT_S: Final = 60
 MAX_FILE_BYTES: Final = 64 << 20
@@ -248,11 +248,7 @@ def copy(revision: Revision, name: str, target: Path) -> bool:
 def split(text: str) -> tuple[str, str] | None:
     """Split "REV:path" into (revision, path); None for anything else, such as a file with a colon in its name."""
     rev, colon, path = text.partition(":")
-    try:
-        is_file = Path(text).exists()
-    except (OSError, ValueError):
-        is_file = False
-    return None if is_file or not (colon and rev and path) else (rev, path)
+    return None if exists(text) or not (colon and rev and path) else (rev, path)
 
 
 def names_of(texts: Iterable[str], folder: str) -> Iterator[str]:

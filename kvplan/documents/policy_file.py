@@ -2,13 +2,12 @@
 
 from typing import Any, Final, assert_never
 
+from kvplan.asked.form import LENGTH_KEYS, SWITCHES
 from kvplan.policy.file import (
     DROP,
     ENGINE_KEYS,
     GROWTH,
-    LENGTH_KEYS,
     MAX_TARGETS,
-    SWITCH_KEYS,
     TARGET_RULES,
     WORKLOAD_KEYS,
 )
@@ -54,7 +53,7 @@ SEVERITY: Final[Schema] = {"enum": ["warn", "fail"]}
 
 def engine_key(name: str) -> Schema:
     """What a key of a target may hold: strings for what has a unit, plain YAML values else."""
-    if name in SWITCH_KEYS:
+    if name in SWITCHES:
         return FLAG
     if name in ARGUMENTS:
         return argument(ARGUMENTS[name])

@@ -100,35 +100,27 @@ def _read(page: str) -> "tuple[str, Metrics, Samples]":
     raise MetricsError(f"no {' or '.join(metrics.prefix for metrics in tables.values())} metrics on it")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSetup:
-    """A server's configuration, as on its page.
-
-    flags  engine arguments by name; model: its served name, which need not be the model's id
-    facts  figures of one engine (the one with the fewest blocks), named as in measure/serverlog/log.py
-    num_engines  replicas on the page, each with its own pool
-    start  the start-up log, where the page repeats it, as that of `kvplan serve` does
+def log_of_page(page: str) -> ServerLog:
+    """The constants of a server's /metrics page as a log: of several replicas the one with the fewest blocks; a page
+    that repeats its server's log gives that. Raise MetricsError if it is no known server's page.
     """
-
-    server: str
-    flags: dict[str, str]
-    facts: dict[str, str]
-    num_engines: int = 1
-    start: ServerLog | None = None
-
-
-def server_setup(page: str) -> ServerSetup:
-    """Parse the constants of a server's /metrics page. Raise MetricsError if it is no known server's page."""
     server, metrics, samples = _read(page)
+    if (start := _start(samples)) is not None:
+        return start
     name = next((labels["model_name"] for _, labels, _ in samples if labels.get("model_name")), None)
-    model = {} if name is None else {"model": name[:300]}
     constants, num_engines = _metrics_as_constants(samples), 1
     if metrics.info is not None:
         constants, num_engines = _labels_as_constants(metrics.info, samples)
     server = constants.get(SERVED_BY, server) if constants.get(SERVED_BY) in OWN else server
     facts = {fact: constants[key] for key, fact in metrics.facts.items() if _is_figure(fact, constants.get(key, ""))}
-    flags = {flag: constants[key] for key, flag in metrics.flags.items() if _is_flag(metrics, key, constants)}
-    return ServerSetup(server, model | flags, facts, num_engines, _start(samples))
+    flags = {} if name is None else {"model": name[:300]}  # its served name, which need not be the model's id
+    flags |= {flag: constants[key] for key, flag in metrics.flags.items() if _is_flag(metrics, key, constants)}
+    notes: tuple[str, ...] = ()
+    if num_engines > 1:
+        notes = (f"{num_engines} replicas on the page have a pool of their own each; the smallest is compared",)
+        flags["data_parallel_size"] = str(num_engines)
+    readings = tuple(Reading(fact, text, "", 0) for fact, text in facts.items())
+    return ServerLog(server, flags, readings, 1, 1, notes, called="page")
 
 
 def _start(samples: "Samples") -> ServerLog | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from kvplan.asked.form import LENGTH_KEYS, SWITCHES
 from kvplan.asked.pasted import MAX_COMMAND_CHARS, too_long
 from kvplan.core import strict_yaml
 from kvplan.core.errors import Faults, InvalidInputError, UsageError
@@ -29,11 +30,7 @@ MAX_TARGETS: Final = 500
 MAX_VALUE_CHARS: Final = 1000  # of any value except commands: names, paths and numbers are far shorter
 EVIDENCE_ID: Final = "measured"  # target of findings about the measurement itself
 
-LENGTH_KEYS: Final = ("mean_tokens", "prompt_tokens", "output_tokens", "lengths", "overflow", "shared_prefix")
 READING_SWITCHES: Final = ("assume_dense", "text_only")  # options for reading the model's config
-SWITCH_KEYS: Final = (
-    *(name for name, how in ARGUMENTS.items() if how.kind == "flag"), "enable_lora", *READING_SWITCHES,
-)  # fmt: skip
 # Keys that describe a target's server: the options of `kvplan estimate` by their long names.
 ENGINE_KEYS: Final = (
     "model", "revision", *READING_SWITCHES, "gpu", "gpu_memory", "memory_in_use", "engine", "engine_arg",
@@ -430,7 +427,7 @@ def check_engine_value(key: str, node: Node, what: str) -> None:
         for item in node.values if isinstance(node, Items) else (node,):
             strict_yaml.text(item, name)
         return
-    if key in SWITCH_KEYS:
+    if key in SWITCHES:
         strict_yaml.switch(node, name)
         return
     if isinstance(node, Items):

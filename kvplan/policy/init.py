@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from kvplan.asked.form import LENGTH_KEYS
 from kvplan.core.errors import EnvironmentProblem, UsageError
-from kvplan.core.files import printable
+from kvplan.core.files import exists, printable
 from kvplan.core.strict_yaml import ODD
 from kvplan.core.units import GIB, format_gib, format_size, plural
 from kvplan.planning.plan import Plan, lack_text
-from kvplan.policy.file import LENGTH_KEYS
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
 from kvplan.servers.base import SERVERS, abilities_of
@@ -160,11 +160,11 @@ def ceiling(num_bytes: int) -> str:
 # --- user input -------------------------------------------------------------------------------------------------------
 
 
-def lengths_stated(options: object, folder: Path) -> dict[str, str]:
-    """The length options as typed; file names become relative to the policy's folder."""
+def lengths_stated(values: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """The lengths as typed; file names become relative to the policy's folder."""
     stated = {}
     for key in LENGTH_KEYS:
-        value = getattr(options, key)
+        value = values.get(key)
         if value is not None:
             stated[key] = quoted(from_folder(value, folder) if key == "lengths" else value)
     return stated
@@ -172,11 +172,7 @@ def lengths_stated(options: object, folder: Path) -> dict[str, str]:
 
 def from_folder(text: str, folder: Path) -> str:
     """A path as the policy must contain it, relative to its folder; text that is not a file is unchanged."""
-    try:
-        is_file = Path(text).exists()
-    except (OSError, ValueError):
-        is_file = False
-    if not is_file or Path(text).is_absolute():
+    if not exists(text) or Path(text).is_absolute():
         return text
     relative = os.path.relpath(text, folder)
     return relative if relative.startswith(".") else f"./{relative}"

@@ -17,7 +17,8 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from kvplan.cli import app, inputs, output
+from kvplan.asked.form import COMMON_GPUS
+from kvplan.cli import app, output
 from kvplan.cli import estimate as estimating
 from kvplan.report.lines import line, write
 from tests.support.cli import Run, config_file, refused
@@ -150,8 +151,8 @@ def test_several_contexts_as_json_are_several_plans(run: Run) -> None:
     "flags",
     [
         ("--ctx", "4k,16k"),  # no GPU: the six
-        ("--ctx", "4k,16k", "--gpu", ",".join(inputs.COMMON_GPUS)),
-        ("--ctx", "4k", "--ctx", "16k", *(word for name in inputs.COMMON_GPUS for word in ("--gpu", name))),
+        ("--ctx", "4k,16k", "--gpu", ",".join(COMMON_GPUS)),
+        ("--ctx", "4k", "--ctx", "16k", *(word for name in COMMON_GPUS for word in ("--gpu", name))),
     ],
 )
 def test_several_contexts_on_several_gpus_are_a_table_for_each_context(run: Run, flags: tuple[str, ...]) -> None:
@@ -160,10 +161,10 @@ def test_several_contexts_on_several_gpus_are_a_table_for_each_context(run: Run,
     short, long = ran.out.split("llama-3.1-8b at ")[1:]
     assert short.startswith("4,096 tokens")
     assert long.startswith("16,384 tokens")
-    assert all(f"\n{name} " in part for name in inputs.COMMON_GPUS for part in (short, long))
+    assert all(f"\n{name} " in part for name in COMMON_GPUS for part in (short, long))
     plans = run("estimate", "llama-3.1-8b", *flags, "--format", "json").json["plans"]
     answered = [(plan["kv"]["max_model_len"], plan["inputs"]["gpu"]["name"]) for plan in plans]
-    assert answered == [(context, name) for context in (4096, 16384) for name in inputs.COMMON_GPUS]
+    assert answered == [(context, name) for context in (4096, 16384) for name in COMMON_GPUS]
 
 
 def test_a_context_that_no_gpu_can_serve_is_one_line_among_the_tables(run: Run) -> None:
@@ -174,8 +175,8 @@ def test_a_context_that_no_gpu_can_serve_is_one_line_among_the_tables(run: Run) 
 
 def test_no_gpu_gives_a_table_over_six(run: Run) -> None:
     ran = run("estimate", "llama-3.1-8b", "--ctx", "32k")
-    assert len(inputs.COMMON_GPUS) == 6
-    assert all(f"\n{name} " in ran.out for name in inputs.COMMON_GPUS)
+    assert len(COMMON_GPUS) == 6
+    assert all(f"\n{name} " in ran.out for name in COMMON_GPUS)
 
 
 def test_a_gpu_that_refuses_a_setting_stays_in_the_table(run: Run) -> None:

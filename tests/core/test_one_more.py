@@ -120,7 +120,7 @@ PLACES = """
 import contextlib, io
 from kvplan.cli.main import main
 from kvplan.measure.serverlog.log import parse_log
-from kvplan.measure.serverlog.request import flags_of
+from kvplan.asked.log import flags_of
 from kvplan.policy.file import ENGINE_KEYS
 from kvplan.documents.schema import document_schema
 def run(*argv):

@@ -45,10 +45,10 @@ LEFT = {
     ("cli/check_evidence.py", "stated_error"): READ,
     ("cli/diff.py", "kind"): READ,
     ("cli/engine_options.py", "speculative_of"): JSON_OPTION,
-    ("cli/inputs.py", "contexts_of"): ARGUMENTS,
-    ("cli/options.py", "engine_args"): ARGUMENTS,
-    ("cli/options.py", "engine_pairs"): ARGUMENTS,
-    ("cli/sweep.py", "arguments_of"): ARGUMENTS,
+    ("asked/form.py", "contexts_of"): ARGUMENTS,
+    ("asked/form.py", "engine_args"): ARGUMENTS,
+    ("asked/form.py", "engine_pairs"): ARGUMENTS,
+    ("cli/serve.py", "config_of"): ARGUMENTS,
     ("report/request_rows.py", "as_parquet"): "of an optional package: pyarrow's types",
 }
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvplan.asked.log import model_of, same_names
 from kvplan.cli.main import main
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.measure.serverlog.log import parse_log
-from kvplan.measure.serverlog.request import model_of, same_names
 from tests.support.cli import Run, config_file, refused, run
 from tests.support.readme_blocks import ROOT
 from tests.support.server_logs import (
@@ -466,9 +466,9 @@ def test_reading_a_log_loads_no_heavy_library() -> None:
 
 
 def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
-    from kvplan.measure.serverlog.request import SAMPLE_GPUS
+    from kvplan.asked.form import COMMON_GPUS
 
-    assert len({gpu(name).sm for name in SAMPLE_GPUS}) >= 4
+    assert len({gpu(name).sm for name in COMMON_GPUS}) >= 4
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from kvplan.measure import server_metrics
 from kvplan.measure.server_metrics import (
     MetricsError,
     MetricsPage,
-    ServerSetup,
     ServerStats,
     checked_url,
+    log_of_page,
     page_text,
-    server_setup,
     server_stats,
 )
 from tests.support.oracle_data import DATA, needs_oracle_data
@@ -200,7 +199,7 @@ def test_a_cache_of_more_tokens_than_can_be_is_left_out() -> None:
 
 
 def test_a_page_of_a_process_alone_is_no_servers() -> None:
-    for read in (server_stats, server_setup):
+    for read in (server_stats, log_of_page):
         with pytest.raises(MetricsError, match="no vllm: or sglang: metrics"):
             read("process_start_time_seconds 1.79e+09\n")
 
@@ -479,8 +478,14 @@ mamba_ssm_cache_dtype="auto",num_gpu_blocks_override="None",user_specified_block
 """
 
 
+def setup_of(page: str) -> tuple[str, dict[str, str], dict[str, str]]:
+    """(server, flags, figures) of a page."""
+    log = log_of_page(page)
+    return log.engine, log.flags, {reading.fact: reading.text for reading in log.readings}
+
+
 def test_a_vllm_page_says_how_its_cache_was_set_up() -> None:
-    assert server_setup(SETUP_PAGE) == ServerSetup(
+    assert setup_of(SETUP_PAGE) == (
         "vllm",
         {
             "model": "org/model",
@@ -496,13 +501,13 @@ def test_a_vllm_page_says_how_its_cache_was_set_up() -> None:
 def test_of_several_engines_the_smallest_pool_is_read() -> None:
     engines = [("0", "500"), ("1", "400"), ("2", "None")]
     lines = [f'vllm:cache_config_info{{engine="{name}",num_gpu_blocks="{blocks}"}} 1.0' for name, blocks in engines]
-    assert server_setup("\n".join(lines)) == ServerSetup("vllm", {}, {"num_blocks": "400"}, num_engines=3)
-    assert server_setup("vllm:num_requests_running 1\n").num_engines == 1
+    assert setup_of("\n".join(lines)) == ("vllm", {"data_parallel_size": "3"}, {"num_blocks": "400"})
+    assert setup_of("vllm:num_requests_running 1\n") == ("vllm", {}, {})
 
 
 def test_an_older_page_says_less() -> None:
-    setup = server_setup('vllm:cache_config_info{block_size="16",num_gpu_blocks="27306"} 1.0\n')
-    assert setup == ServerSetup("vllm", {}, {"num_blocks": "27306"})
+    setup = setup_of('vllm:cache_config_info{block_size="16",num_gpu_blocks="27306"} 1.0\n')
+    assert setup == ("vllm", {}, {"num_blocks": "27306"})
 
 
 def test_a_sglang_page_says_its_constants() -> None:
@@ -515,12 +520,12 @@ def test_a_sglang_page_says_its_constants() -> None:
         'sglang:page_size{model_name="org/a"} 64.0\n'
     )
     facts = {"kv_tokens": "871371", "weights": "14.98", "available_kv": "106.36", "context": "8192"}
-    assert server_setup(page) == ServerSetup("sglang", {"model": "org/a", "page_size": "64"}, facts)
+    assert setup_of(page) == ("sglang", {"model": "org/a", "page_size": "64"}, facts)
 
 
 @pytest.mark.parametrize("label", ['"-5"', '"1e9"', '"nan"', '"__import__"', '"' + "9" * 40 + '"'])
 def test_a_label_that_is_no_figure_is_no_fact(label: str) -> None:
-    assert server_setup(f"vllm:cache_config_info{{num_gpu_blocks={label}}} 1.0\n").facts == {}
+    assert log_of_page(f"vllm:cache_config_info{{num_gpu_blocks={label}}} 1.0\n").readings == ()
 
 
 def test_a_page_comes_from_a_url_or_a_file(server: str, tmp_path: Path) -> None:
@@ -542,8 +547,8 @@ def test_a_real_pages_setup_is_read() -> None:
     page = DATA / "metrics_vllm_0.33.0.txt"
     if not page.exists():
         pytest.skip(f"no {page.name} in the oracle data")
-    setup = server_setup(page.read_text(encoding="utf-8"))
-    assert setup.facts == {"num_blocks": "27306", "kv_tokens": "436896", "max_concurrency": "53.33"}
-    assert setup.flags == {
+    _, flags, figures = setup_of(page.read_text(encoding="utf-8"))
+    assert figures == {"num_blocks": "27306", "kv_tokens": "436896", "max_concurrency": "53.33"}
+    assert flags == {
         "model": "meta-llama/Llama-3.1-8B", "gpu_memory_utilization": "0.92", "enable_prefix_caching": "True"
     }  # fmt: skip

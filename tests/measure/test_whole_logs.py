@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.log import flags_of
 from kvplan.core.units import GIB
 from kvplan.measure.serverlog.log import parse_log
-from kvplan.measure.serverlog.request import flags_of
 from kvplan.servers.sglang.log import LISTS, defaults
 from kvplan.servers.words.arguments import ARGUMENTS, spellings
 from tests.measure.test_serverlog import rendered

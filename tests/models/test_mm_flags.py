@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.log import flags_of
 from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.measure.serverlog.log import read_log
-from kvplan.measure.serverlog.request import flags_of
 from kvplan.models import catalog
 from kvplan.models.families import towers
 from kvplan.planning.plan import Plan, Request, plan, serve_command

@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from kvplan.cli.options import flag_of
-from kvplan.cli.sweep import LISTS, SHORT_FLAGS
+from kvplan.asked.form import flag_of
+from kvplan.planning.grid import LISTS, SHORT_FLAGS
 from kvplan.planning.sweep import Row
 from tests.support.cli import Run, config_file, refused
 from tests.support.cli import run as run  # the fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvplan.measure.server_metrics import server_setup, server_stats
+from kvplan.measure.server_metrics import log_of_page, server_stats
 from kvplan.serve.metrics import ServerMetrics
 from kvplan.serve.start import cache_config
 from tests.support.oracle_data import DATA, needs_oracle_data
@@ -97,9 +97,9 @@ def test_figures_are_those_of_the_requests(server: Serving, name: str, value: fl
 
 
 def test_the_reader_of_metrics_reads_them(server: Serving) -> None:
-    stats, setup = server_stats(server.metrics()), server_setup(server.metrics())
+    stats, log = server_stats(server.metrics()), log_of_page(server.metrics())
     capacity = planned().capacity
     assert (stats.kind, stats.prompt_tokens, stats.generation_tokens, stats.hit_rate) == ("vllm", 400, 60, 0.72)
     assert (stats.num_blocks, stats.block_size, stats.kv_tokens) == (capacity.num_blocks, 16, capacity.tokens)
-    assert setup.flags["model"] == MODEL
-    assert setup.facts["num_blocks"] == str(capacity.num_blocks)
+    assert log.flags["model"] == MODEL
+    assert log.text("num_blocks") == str(capacity.num_blocks)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine import Engine
-from kvplan.measure.server_metrics import MetricsError, server_setup, server_stats
+from kvplan.measure.server_metrics import MetricsError, log_of_page, server_stats
 from kvplan.measure.serverlog.log import parse_log
 from kvplan.serve.metrics import ServerMetrics
 from kvplan.serve.real import arguments_of, cache_config, start_of
@@ -99,9 +99,9 @@ def test_a_page_of_two_servers_is_refused() -> None:
     line = next(line for line in page.splitlines() if line.startswith("kvplan:start_arguments_info{"))
     twice = changed(page, line, f"{line}\n{line.replace('4', '5')}")
     with pytest.raises(MetricsError, match="2 servers on one page"):
-        server_setup(twice)
+        log_of_page(twice)
     with pytest.raises(MetricsError, match="a page of an unknown server"):
-        server_setup(changed(page, 'server="kvplan"', 'server="x"'))
+        log_of_page(changed(page, 'server="kvplan"', 'server="x"'))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_page_of_two_servers_is_refused() -> None:
 )
 def test_a_figure_that_is_none_is_left_out(line: str) -> None:
     page = page_of(log_of_stages(None)[0])
-    assert server_setup(f"{page}{line}\n") == server_setup(page)
+    assert log_of_page(f"{page}{line}\n") == log_of_page(page)
 
 
 @pytest.mark.parametrize(("old", "new"), [('block_size="4"', 'block_size="x"'), ('log_form="1"', 'log_form="2"')])

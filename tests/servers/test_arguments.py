@@ -2,13 +2,14 @@
 
 from dataclasses import fields
 from shlex import quote
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
+from kvplan.asked.form import Form, engine_args
 from kvplan.asked.pasted import parse
 from kvplan.cli.help import panel_of
-from kvplan.cli.options import EstimateOptions, PlanOptions, engine_args
+from kvplan.cli.options import PlanOptions
 from kvplan.documents.plan import engine_args as args_schema
 from kvplan.documents.policy_file import ENGINE
 from kvplan.measure.serverlog.log import phrases
@@ -58,9 +59,8 @@ def test_an_argument_is_known_in_every_place(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, row in ARGUMENTS.items() if row.kind != "flag"])
 def test_an_option_and_an_engine_argument_say_the_same(name: str) -> None:
     text = text_of(name)
-    stated: dict[str, Any] = {name: [text] if ARGUMENTS[name].many else text}
-    option = EstimateOptions(**stated)
-    pair = engine_args(EstimateOptions(engine_arg=[f"{name}={text}"]), None)
+    option = Form({name: [text] if ARGUMENTS[name].many else text})
+    pair = engine_args(Form({"engine_arg": [f"{name}={text}"]}), None)
     assert getattr(pair, name) != DEFAULTS[name]
     assert ARGUMENTS[name].many or engine_args(option, None) == pair
 

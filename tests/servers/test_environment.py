@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplan.asked.log import environment_of
 from kvplan.asked.pasted import read_command
 from kvplan.asked.pasted import read_command as read_line
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.measure.serverlog.log import parse_log
-from kvplan.measure.serverlog.request import environment_of
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import assignments

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.form import Form, engine_args
 from kvplan.asked.pasted import read_command
-from kvplan.cli.options import EstimateOptions, engine_args
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu, gpu_names
@@ -221,9 +221,8 @@ def test_a_flag_that_is_printed_may_be_said_as_an_engine_argument(engine: str, f
         assert not command.unknown + command.ignored, flag
         pair = f"{flag.removeprefix('--').replace('-', '_')}={'true' if is_switch(flag) else value}"
         ranks = ["tp_size=8"] if engine == "sglang" else []
-        options = EstimateOptions(engine=engine, engine_arg=[pair, *more_pairs, *ranks])
-        args = engine_args(options, None)
-        assert normal(args) == normal(engine_args(EstimateOptions(engine=engine), command)), flag
+        args = engine_args(Form({"engine": engine, "engine_arg": [pair, *more_pairs, *ranks]}), None)
+        assert normal(args) == normal(engine_args(Form({"engine": engine}), command)), flag
 
 
 def normal(args: EngineArgs) -> EngineArgs:

@@ -127,8 +127,8 @@ acme:tokens 4096
 
 def test_its_metrics_page_is_read_by_its_own_names(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
-    stats, setup = server_metrics.server_stats(PAGE), server_metrics.server_setup(PAGE)
-    assert (stats.kind, stats.running, stats.kv_tokens, setup.facts) == ("acme", 3, None, {"kv_tokens": "4096"})
+    stats, log = server_metrics.server_stats(PAGE), server_metrics.log_of_page(PAGE)
+    assert (stats.kind, stats.running, stats.kv_tokens, log.text("kv_tokens")) == ("acme", 3, None, "4096")
     pages = [tmp_path / name for name in ("first.txt", "second.txt")]
     for page in pages:
         page.write_text(PAGE, encoding="utf-8")

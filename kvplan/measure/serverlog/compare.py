@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from kvplan.asked.log import UnplannedLog, check_log, flags_of
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import format_gib
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.measure.serverlog.request import UnplannedLog, check_log, flags_of
 from kvplan.planning.plan import plan
 from kvplan.servers.base import logs_of, server_of
 from kvplan.servers.logs.log import Case, Context, Given, Reading, ServerLog

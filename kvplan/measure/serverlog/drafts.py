@@ -5,9 +5,9 @@ from typing import Any
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
-from kvplan.planning.plan import Request
 from kvplan.servers.base import logs_of, server_of
 from kvplan.servers.logs.log import ServerLog
+from kvplan.servers.plans.plan import Request
 
 
 def with_draft(log: ServerLog, request: Request) -> tuple[Request, list[str]]:

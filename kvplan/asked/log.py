@@ -1,24 +1,27 @@
-"""The request behind a server's log: its model, engine, arguments and GPU, in an estimate's terms."""
+"""What a server's log asks: its model, release, arguments, variables and GPU complete a form."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import ceil, floor
 from typing import Any, Final
 
+from kvplan.asked.form import COMMON_GPUS, FLAGS, Form, Origin, flag_of, gpus_of, read_form, stated_arguments
+from kvplan.asked.question import Asked
 from kvplan.core import entries
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, MAX_TOKENS, format_gib
 from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
-from kvplan.measure.server_metrics import ServerSetup
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import logs_of
+from kvplan.servers.base import logs_of, server_of
 from kvplan.servers.logs.log import Reading, ServerLog
 from kvplan.servers.releases import Version
 from kvplan.servers.words.argument_values import read_argument
-from kvplan.servers.words.arguments import EngineArgs
-from kvplan.servers.words.command import Environment
+from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs
+from kvplan.servers.words.command import Environment, ServeCommand
 from kvplan.servers.words.environment import variables
 
 
@@ -27,19 +30,110 @@ class UnplannedLog(InvalidInputError):
 
 
 ONLY_BYTES: Final = "custom"  # a GPU of which only the memory is known
-SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 
 
-def log_of_page(setup: ServerSetup) -> ServerLog:
-    """Convert a /metrics page's constants to a log; a page that repeats its server's log gives that."""
-    if setup.start is not None:
-        return setup.start
-    readings = tuple(Reading(fact, text, "", 0) for fact, text in setup.facts.items())
-    if setup.num_engines == 1:
-        return ServerLog(setup.server, setup.flags, readings, 1, 1, called="page")
-    note = f"{setup.num_engines} replicas on the page have a pool of their own each; the smallest is compared"
-    flags = setup.flags | {"data_parallel_size": str(setup.num_engines)}
-    return ServerLog(setup.server, flags, readings, 1, 1, (note,), called="page")
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A form completed from a log: what is given wins.
+
+    stated   engine arguments that were given
+    derived  the context, if only a page's figures say it: the likeliest, the least and the most tokens
+    """
+
+    log: ServerLog
+    form: Form
+    command: ServeCommand | None
+    stated: frozenset[str]
+    derived: tuple[int, int, int] | None
+    notes: tuple[str, ...]
+
+    def query(self, gpus: Sequence[GpuSpec]) -> Asked:
+        """The log's question on some GPUs. Raises UsageError for a value that cannot be read."""
+        query = read_form(self.form.changed(gpu=None, gpu_memory=None), self.command)
+        if len(query.contexts) > 1:
+            raise UsageError("--ctx", "names several contexts", "a server has one")
+        return replace(
+            query,
+            gpus=tuple((None, machine) for machine in gpus),
+            environment=environment_of(self.log, query.release) | query.environment,
+            context_of=None if self.derived is None else self.context,
+            drafts_later=True,
+        )
+
+    def context(self, spec: ModelSpec) -> int:
+        """The derived context: the model's own if the figures agree with it."""
+        assert self.derived is not None
+        tokens, low, high = self.derived
+        return spec.max_model_len if low <= spec.max_model_len <= high else tokens
+
+
+def completed(form: Form, log: ServerLog) -> Logged:
+    """A form completed from a log; raises UnplannedLog if the log lacks what the form does not say."""
+    command, notes = form.command(), list[str]()
+    stated = stated_arguments(form, command) | ({"max_model_len"} & form.values.keys())
+    values, origins = dict[str, Any](), dict[str, Origin]()
+    if not form.names_model:
+        name, note = model_of(log)
+        if name is None:
+            raise UnplannedLog(log.called, unknown_model(log), "add --model NAME or --config config.json")
+        values["model"] = name
+        notes += [] if note is None else [note]
+    if "engine" not in form.values:
+        engine = engine_of(log)
+        if engine is None and command is None:
+            cure = "add --engine with the release, such as vllm@0.11"
+            raise InvalidInputError(log.called, "does not say its release", cure)
+        if engine is not None:
+            values["engine"] = engine
+            version = f"{log.called}: version {printable(log.text('version') or '', 40)}"
+            origins["engine"] = Origin(version, f"set it with --engine {server_of(log.engine).release(None, []).label}")
+    for name, text in flags_of(log).items():
+        if name not in stated:
+            values[name] = value_of(log, name, text)
+            flag = FLAGS.get(name, flag_of(name))
+            origins[name] = Origin(f"{log.called}: {logged_as(log, name, text)}", f"set it with {flag}")
+    has_context = "max_model_len" in stated or "max_model_len" in values
+    filled = replace(form.changed(**values), origins=origins)
+    return Logged(log, filled, command, stated, None if has_context else derived_context(log), tuple(notes))
+
+
+def value_of(log: ServerLog, name: str, text: str) -> Any:
+    """A logged argument as a form has it."""
+    if ARGUMENTS[name].kind == "flag":
+        if text not in ("True", "False"):
+            raise UnplannedLog(
+                log.called, f"{logged_as(log, name, text)} is neither True nor False", f"add {flag_of(name)}"
+            )
+        return text == "True"
+    return [text] if name == "max_model_len" else text
+
+
+def unknown_model(log: ServerLog) -> str:
+    if log.model is None:
+        return "does not say which model it served"
+    return f"its model {printable(log.model, 120)} is not one that `kvplan models` lists"
+
+
+def machines_of(form: Form, log: ServerLog) -> tuple[list[GpuSpec], list[str], list[str]]:
+    """(the given GPU with the logged total, else the GPUs that the log may mean; warnings; notes)."""
+    if not form.names_gpu:
+        gpus, note = logged_gpus(log)
+        if not gpus:
+            note = f"the {log.called} does not name the GPU, so rows that depend on it are not compared; add --gpu NAME"
+        return gpus, [], [] if note is None else [note]
+    named = gpus_of(form)
+    if len(named) > 1:
+        raise UsageError("--gpu", "names several GPUs", "a server ran on one kind")
+    memory = form.text("gpu_memory")
+    flag = f"--gpu {named[0].name}" if memory is None else f"--gpu-memory {printable(memory, 40)}"
+    warnings = check_gpu(log, named[0], flag)
+    logged = log.first("total_memory")
+    if memory is None and logged is not None and logged.size > 0:
+        return [with_memory(named[0], logged.size)], warnings, []
+    return named, warnings, []
+
+
+# --- what a log says --------------------------------------------------------------------------------------------------
 
 
 def flags_of(log: ServerLog) -> dict[str, str]:
@@ -135,7 +229,7 @@ def same_names(last: str) -> list[str]:
     return same
 
 
-def gpus_of(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
+def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
     """Return (candidate GPUs, a note): by name, else all that report the logged total, else none."""
     logged = log.first("total_memory")
     named = _gpu_named(log)
@@ -166,7 +260,7 @@ def _is_named(log: ServerLog, spec: GpuSpec) -> bool:
 
 def sample_gpus() -> list[GpuSpec]:
     """GPUs to use if the log does not name one: only what is the same on all of these can be compared."""
-    return [gpu(name) for name in SAMPLE_GPUS]
+    return [gpu(name) for name in COMMON_GPUS]
 
 
 def held_by(log: ServerLog) -> Iterable[tuple[int, int, str]]:

@@ -1,57 +1,59 @@
-"""Plan of a policy's target: its keys, its command or its container, parsed like the options of `kvplan estimate`."""
+"""Plan of a policy's target: its keys, its command or its container, as the form that they fill in."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvplan.asked.form import LENGTH_KEYS, LISTS, SWITCHES, Form, read_form, refuse_missing
 from kvplan.asked.manifest import Served
 from kvplan.asked.pasted import read_command
-from kvplan.cli import manifests, output
-from kvplan.cli.inputs import Context, Inputs, load_of, read, refuse_missing
-from kvplan.cli.options import EstimateOptions, WorkloadOptions
-from kvplan.cli.resolve import is_path
-from kvplan.cli.speculation import PARTS, in_parts
-from kvplan.cli.typed import pasted_words
+from kvplan.asked.question import Context, Inputs, is_path, requests
+from kvplan.asked.speculation import PARTS, in_parts
+from kvplan.core import files
 from kvplan.core.errors import (
     EnvironmentProblem,
     InvalidInputError,
     KvplanError,
     UnsupportedModelError,
     UsageError,
-    together,
 )
 from kvplan.core.files import load_json, path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, plan
-from kvplan.policy.file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, exists, is_within
+from kvplan.policy import manifests
+from kvplan.policy.file import ENGINE_KEYS, Policy, Target, exists, is_within
 from kvplan.policy.gauges import Case
 from kvplan.policy.result import Figures, figures_by_target
 from kvplan.servers.words.arguments import SHORT
 from kvplan.servers.words.command import ServeCommand
 
 Loads = dict[tuple[object, ...], Load]  # by the length keys, the context, and the model's own
+Tell = Callable[[str, str], None]  # prints a kind of message and its text
 
 
-def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True, loads: Loads | None = None) -> Case:
+def planned(
+    target: Target, policy: Policy, *, offline: bool, tell: Tell | None = None, loads: Loads | None = None
+) -> Case:
     """Plan a target. An error in it names the file, the line and the target; it never counts as a failed rule.
 
+    tell   takes its warnings and notes
     loads  cache of loads already read for other targets
     """
     try:
-        inputs = asked_of(target, policy, offline=offline, loads=loads)
+        inputs = inputs_of(target, policy, offline=offline, loads=loads)
         request = inputs.requests[0]
         the_plan = plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError as error:
-        raise located(together([*error.all, *other_errors(error, target, policy)]), target) from error
-    if not quiet:
-        say(target, inputs)
+        raise located(error, target) from error
+    if tell is not None:
+        say(target, inputs, tell)
     return Case(target, the_plan, request.load.lengths, manifests.container_of(target, policy.folder))
 
 
-def asked_of(
+def inputs_of(
     target: Target, policy: Policy, *, offline: bool, loads: Loads | None = None, engine: str | None = None
 ) -> Inputs:
     """Inputs of a target's plan; with `engine`, for that release."""
@@ -59,11 +61,21 @@ def asked_of(
     served = manifests.container_of(target, policy.folder)
     stated = target if served is None else manifests.with_gpu(served, target)
     command = command_of(target, served)
-    options = options_of(stated, command, policy.folder, offline=offline, served=served)
+    form = form_of(stated, command, policy.folder, offline=offline, served=served)
     if engine is not None:
-        options = replace(options, engine=engine)
-    refuse_files_outside(options, command, policy.root)
-    inputs = read(options, lambda context, spec: load_at(options, context, spec, known), command, source_of(target))
+        form = form.changed(engine=engine)
+    refuse_files_outside(form, command, policy.root)
+    query = read_form(form, command, "command" if target.manifest is None else "manifest")
+    key = tuple(form.text(name) for name in LENGTH_KEYS)
+
+    def load(context: Context, spec: ModelSpec) -> Load:
+        """Read each distribution only once: targets often share one."""
+        whole = (*key, context, spec.max_model_len)
+        if whole not in known:
+            known[whole] = query.load(context, spec)
+        return known[whole]
+
+    inputs = requests(replace(query, load=load))
     if served is not None:
         manifests.check_gpus(served, inputs)
         manifests.note_gpu(served, inputs, stated=stated is target)
@@ -77,28 +89,11 @@ def command_of(target: Target, served: Served | None) -> ServeCommand | None:
     return None if target.command is None else read_command(target.command.text)
 
 
-def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: Loads) -> Load:
-    """Like inputs.load_of, reading each distribution only once: targets often share one."""
-    key = (*(getattr(options, name) for name in LENGTH_KEYS), context, spec.max_model_len)
-    if key not in loads:
-        loads[key] = load_of(options, context, spec)
-    return loads[key]
-
-
-def other_errors(error: KvplanError, target: Target, policy: Policy) -> tuple[KvplanError, ...]:
-    """Errors of the target's other values."""
-    from kvplan.cli import wrong
-
-    try:
-        options = options_of(target, None, policy.folder, offline=True)
-    except KvplanError:  # a target that a command or a manifest completes
-        return ()
-    return wrong.other_errors(error, options)
-
-
 def located(error: KvplanError, target: Target) -> KvplanError:
     """Add the position in the policy to an error and its others, in the words of the target's command."""
     if target.command is not None:
+        from kvplan.asked.words import pasted_words
+
         words = pasted_words([target.command.text])
         error = error.map_all(lambda wrong: wrong.in_words(words))
     return error.map_all(lambda wrong: located_one(wrong, target))
@@ -141,10 +136,10 @@ def named_by(error: KvplanError, target: Target) -> list[str]:
     return keys or (["model"] if isinstance(error, UnsupportedModelError) else [])
 
 
-def options_of(
+def form_of(
     target: Target, command: ServeCommand | None, folder: Path, *, offline: bool, served: Served | None = None
-) -> EstimateOptions:
-    """Convert a target to the options of `kvplan estimate`: its own keys, then its command's, then the defaults."""
+) -> Form:
+    """The form that a target fills in: its own keys, then its command's, then the defaults."""
     nodes = dict(target.own)
     stated = keys_of_command(command)
     nodes |= {key: node for key, node in target.defaults.items() if key not in nodes and key not in stated}
@@ -171,16 +166,16 @@ def options_of(
             else "no label of its node says which; add --gpu or gpu: NAME",
         ),
     )
-    return EstimateOptions(**values, offline=offline)
+    return Form({**values, "offline": offline})
 
 
-def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None, root: Path) -> None:
+def refuse_files_outside(form: Form, command: ServeCommand | None, root: Path) -> None:
     """Refuse a target's files that are outside the policy's repository."""
     names = {
-        "model": options.model or (command.model if command else None),
-        "draft_model": in_parts(options).draft_model or (command.draft_model if command else None),
-        "lengths": options.lengths,
-        "calibration": options.calibration,
+        "model": form.text("model") or (command.model if command else None),
+        "draft_model": in_parts(form).text("draft_model") or (command.draft_model if command else None),
+        "lengths": form.text("lengths"),
+        "calibration": form.text("calibration"),
     }
     for key, text in names.items():
         if text is not None and is_file(key, text) and not is_within(root, Path(text)):
@@ -216,13 +211,13 @@ def keys_of_command(command: ServeCommand | None) -> set[str]:
 
 
 def value_of(key: str, node: Node, folder: Path) -> Any:
-    """A key's value as the value of its option; policy_file has already checked its type."""
+    """A key's value as a form has it; policy/file.py has already checked its type."""
     match node:
         case Items():
             return [item.text for item in node.values if isinstance(item, Scalar)]
-        case Scalar() if key in SWITCH_KEYS:
+        case Scalar() if key in SWITCHES:
             return node.text == "true"
-        case Scalar() if key in ("gpu", "max_model_len", "engine_arg"):
+        case Scalar() if key in LISTS:
             return [node.text]
         case Scalar() if key == "speculative_config":
             return config_in(folder, node.text)
@@ -253,28 +248,20 @@ def is_path_in(folder: Path, text: str) -> bool:
 
     if text.startswith((".", "/")) or text.endswith((".json", ".csv", ".csv.gz", ".txt")):
         return True
-    try:
-        return catalog.find(text) is None and (folder / text).exists()
-    except (OSError, ValueError):
-        return False
+    return catalog.find(text) is None and files.exists(folder / text)
 
 
-def source_of(target: Target) -> str:
-    """Key of a target's command: "command" or "manifest"."""
-    return "command" if target.manifest is None else "manifest"
-
-
-def say(target: Target, inputs: Inputs) -> None:
-    """Print warnings of a target, and numbers in its command that kvplan's own keys would parse differently."""
+def say(target: Target, inputs: Inputs, tell: Tell) -> None:
+    """Tell the warnings of a target, and numbers in its command that kvplan's own keys would parse differently."""
     for text in dict.fromkeys(inputs.warnings):
-        output.tell("warning", f"target {target.id}: {text}")
+        tell("warning", f"target {target.id}: {text}")
     about = [*inputs.readings, *(inputs.of_command if target.manifest is not None else ())]
     for text in dict.fromkeys(inputs.notes):
         if text in about:
-            output.tell("note", f"target {target.id}: {text}")
+            tell("note", f"target {target.id}: {text}")
     if (others := overruled_model(target)) is not None:
         own, other = (printable(text, 100) for text in others)
-        output.tell("note", f"target {target.id}: uses model: {own}, not {other} from its command")
+        tell("note", f"target {target.id}: uses model: {own}, not {other} from its command")
 
 
 def overruled_model(target: Target) -> tuple[str, str] | None:

@@ -1,13 +1,13 @@
-"""Resolve MODEL to the model's facts: a catalog name, a path, or a Hub id."""
+"""A model from a path or the Hub: its config, and the sizes of its weights' files."""
 
 import re
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kvplan.asked.question import WEIGHT_SUFFIXES, Resolved, Source, is_path, say_text_only
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
-from kvplan.core.files import printable
-from kvplan.core.records import dataclass
+from kvplan.core.files import exists, printable
 from kvplan.core.units import format_gib
 from kvplan.models import catalog
 from kvplan.models.families.config import Oddity
@@ -17,64 +17,11 @@ from kvplan.models.spec import ModelSpec, Quantization, Scheme
 if TYPE_CHECKING:
     from kvplan.models.tensors import Checkpoint
 
-WEIGHT_SUFFIXES = (".gguf", ".safetensors")
-FAR_OFF = 0.02  # headers list a few buffers that are not parameters; beyond this, config and files disagree
-# Reader messages about anomalies, shown as warnings; other messages are derived facts.
+FAR_OFF: Final = 0.02  # headers list a few buffers that are not parameters; beyond this, config and files disagree
 
 
-TEXT_ONLY_WARNING = "--text-only: the vision or audio tower is not counted; a server that loads it needs more memory"
-
-
-@dataclass(slots=True)
-class Resolved:
-    """A model's facts and their source.
-
-    weights_bytes, checkpoint  sizes of the files, if the config is not enough; None: computed
-    """
-
-    spec: ModelSpec
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    weights_bytes: int | None = None
-    checkpoint: "Checkpoint | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Options that accompany a MODEL argument."""
-
-    revision: str | None = None
-    offline: bool = False
-    assume_dense: bool = False
-    text_only: bool = False
-    weights_stated: bool = False
-
-
-def resolve(ref: str, source: Source) -> Resolved:
-    """Resolve MODEL to its facts.
-
-    A catalog name wins over a path of the same name (use `./name` for the path); a revision selects the Hub.
-    Raises UsageError with near matches for an unknown name.
-    """
-    if ref in ("", "-"):
-        raise UsageError(
-            f"model {ref!r}",
-            "is not a model; models are not read from standard input",
-            "name one of `kvplan models`, a config.json or a Hub id",
-        )
-    if "huggingface.co/" in ref.lower() or "hf.co/" in ref.lower():
-        from kvplan.models.hub import ref_of_url
-
-        ref = ref_of_url(ref) or ref
-    known = catalog.find(ref)
-    if known is not None and source.revision is None:
-        model = Resolved(called(catalog.load(known, text_only=source.text_only), ref))
-        if "note" in catalog.facts(known):
-            model.notes.append(catalog.facts(known)["note"])
-        say_text_only(model, source)
-        if is_path(ref) and Path(ref).exists():
-            model.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
-        return model
+def from_files(ref: str, known: str | None, source: Source) -> Resolved:
+    """Facts of a path or a Hub id, or of the catalog's model `known` at a revision of its repository."""
     hub_id = catalog.facts(known)["id"] if known else ref
     model = from_path(ref, source) if is_path(ref) else from_hub(hub_id, source)
     for note in model.spec.notes:
@@ -122,56 +69,6 @@ def say_named(model: Resolved, where: Path) -> None:
     )
 
 
-def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolved:
-    """The catalog's checkpoint quantized with `method`, if the given catalog entry is not quantized; with a note.
-
-    A method applied while loading, a Hub id and a path are unchanged.
-    """
-    from kvplan.servers.plans.weights import ONLINE_METHODS
-
-    own = catalog.find(name)
-    if own is None or "/" in name or source.revision is not None or model.spec.quantization is not None:
-        return model
-    sibling = None if method in ONLINE_METHODS else catalog.quantized(own, method)
-    if sibling is None:
-        return model
-    taken = resolve(sibling, source)
-    hub_id = catalog.facts(sibling)["id"]
-    taken.notes.append(f"--quantization {method}: using {sibling} ({hub_id}), because {own} is not quantized")
-    return taken
-
-
-def say_text_only(model: Resolved, source: Source) -> None:
-    """Print what --text-only removed, or that there was nothing to remove."""
-    if not source.text_only:
-        return
-    if model.spec.text_only:
-        model.warnings.append(TEXT_ONLY_WARNING)
-    else:
-        model.notes.append(
-            f"--text-only: {printable(model.spec.name, 200)} has no vision or audio tower; it is sized whole"
-        )
-
-
-def called(spec: ModelSpec, ref: str) -> ModelSpec:
-    """The catalog's facts under the requested Hub id, so that the printed command serves exactly that model."""
-    facts = catalog.facts(spec.served_name)
-    for alias in facts.get("aliases", ()):
-        if "/" in alias and alias.lower() == ref.lower():
-            return replace(spec, name=alias + spec.name.removeprefix(spec.served_name))
-    return spec
-
-
-def is_path(ref: str) -> bool:
-    """True if MODEL is meant as a path: it looks like one, or the file exists. (A shell expands `~` itself.)"""
-    if ref.startswith((".", "/", "~")) or ref.endswith((".json", *WEIGHT_SUFFIXES)):
-        return True
-    try:
-        return Path(ref).exists()
-    except (OSError, ValueError):
-        return False
-
-
 def from_path(ref: str, source: Source) -> Resolved:
     """Facts of a local model, named by the path as typed: this starts the server."""
     from kvplan.models.hf_config import folder_of, load_spec
@@ -179,12 +76,8 @@ def from_path(ref: str, source: Source) -> Resolved:
     path = Path(ref)
     if path.suffix in WEIGHT_SUFFIXES:
         raise weights_alone(path)
-    try:
-        is_dir = path.is_dir()
-        exists = path.exists()
-    except (OSError, ValueError):
-        is_dir = exists = False
-    if exists and not is_dir and path.suffix != ".json":
+    is_there = exists(path)
+    if is_there and not path.is_dir() and path.suffix != ".json":
         raise UsageError(
             f"model {printable(repr(str(path)), 400)}",
             "not a directory or a .json file",
@@ -193,7 +86,7 @@ def from_path(ref: str, source: Source) -> Resolved:
     model = Resolved(
         load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense, text_only=source.text_only)
     )
-    if exists and (folder := folder_of(path)) is not None:
+    if is_there and (folder := folder_of(path)) is not None:
         weigh(model, folder, source, str(folder))
     return model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from kvplan.asked import manifest
 from kvplan.asked.manifest import Served
 from kvplan.asked.pasted import parse_container
-from kvplan.cli.inputs import Inputs
+from kvplan.asked.question import Inputs
 from kvplan.core.errors import UsageError
 from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.strict_yaml import Mark, Node, Scalar
@@ -43,20 +43,13 @@ def policy_of(path: Path, gpu: str | None) -> Policy:
         if gpu is not None:
             own["gpu"] = Scalar(gpu, is_plain=False, mark=mark)
             check_engine_value("gpu", own["gpu"], "--gpu")
-        targets.append(
-            Target(
-                id=container.id,
-                mark=mark,
-                own=own,
-                defaults={},
-                command=None,
-                workload=None,
-                rules=(Rule("fits", limit=True, text="true", mark=mark),),
-                severity={},
-                manifest=Scalar(path.name, is_plain=False, mark=mark),
-                container=Scalar(container.id, is_plain=False, mark=mark),
-            )
-        )
+        target = Target(
+            id=container.id, mark=mark, own=own, defaults={}, command=None, workload=None,
+            rules=(Rule("fits", limit=True, text="true", mark=mark),), severity={},
+            manifest=Scalar(path.name, is_plain=False, mark=mark),
+            container=Scalar(container.id, is_plain=False, mark=mark),
+        )  # fmt: skip
+        targets.append(target)
     return Policy(
         path=path_text(path), folder=path.parent, root=root_of(path), targets=tuple(targets), baseline=None,
         measured=None, severity={}, waivers=(),
