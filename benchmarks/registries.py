@@ -3,8 +3,8 @@
     python -m benchmarks.registries ORACLE DATA            print how the stored tables differ from the sources
     python -m benchmarks.registries ORACLE DATA --write    store them: kvplan/servers/*/registry.txt, transformers.txt
 
-ORACLE is a folder with the servers' own code (`venv`, `vllm-src`, `sglang-src`), DATA one with rows of their answers and
-the configs that they were asked about (`models`, `capacity_configs`). Read, never run: vLLM 0.33.0's registry.py, the
+ORACLE is a folder with the servers' own code (`venv`, `vllm-src`, `sglang-src`), DATA one with rows of their answers
+and the configs that they were asked about (`models`, `capacity_configs`). Read, never run: vLLM 0.33.0's registry.py, the
 EntryClass of each module of SGLang 0.5.23's srt/models. Asked: which classes Transformers lets a server run in place of
 one of its own (is_backend_compatible; vLLM also takes _can_set_attn_implementation).
 
@@ -63,8 +63,8 @@ def sglang_names(home: Path) -> dict[str, str]:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
             if [target.id for target in targets if isinstance(target, ast.Name)] == ["EntryClass"]:
-                assert isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-                names |= {item.id: "" for item in ast.walk(node.value) if isinstance(item, ast.Name)}
+                assert isinstance(node, ast.Assign | ast.AnnAssign)
+                names |= {item.id: "" for item in ast.walk(node) if isinstance(item, ast.Name) and item.id != "EntryClass"}
     return names
 
 
