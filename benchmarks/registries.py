@@ -1,12 +1,12 @@
 """Read the model classes that each server registers, and what of them was compared; write the tables of names.
 
     python -m benchmarks.registries ORACLE DATA            print how the stored tables differ from the sources
-    python -m benchmarks.registries ORACLE DATA --write    store them: kvplan/servers/*/registry.txt, transformers.txt
+    python -m benchmarks.registries ORACLE DATA --write    store them: kvplan/servers/*/registry.txt, plans/transformers.txt
 
 ORACLE is a folder with the servers' own code (`venv`, `vllm-src`, `sglang-src`), DATA one with rows of their answers
-and the configs that they were asked about (`models`, `capacity_configs`). Read, never run: vLLM 0.33.0's registry.py, the
-EntryClass of each module of SGLang 0.5.23's srt/models. Asked: which classes Transformers lets a server run in place of
-one of its own (is_backend_compatible; vLLM also takes _can_set_attn_implementation).
+and the configs that they were asked about (`models`, `capacity_configs`). Read, never run: vLLM 0.33.0's registry.py, and
+the EntryClass of each module of SGLang 0.5.23's srt/models. Asked: which classes Transformers lets a server run in
+place of one of its own (is_backend_compatible; vLLM also takes _can_set_attn_implementation).
 
 A class is `compared` if a row of tests/facts or DATA has the server's own figures for a model of that class.
 """
@@ -64,7 +64,8 @@ def sglang_names(home: Path) -> dict[str, str]:
             targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
             if [target.id for target in targets if isinstance(target, ast.Name)] == ["EntryClass"]:
                 assert isinstance(node, ast.Assign | ast.AnnAssign)
-                names |= {item.id: "" for item in ast.walk(node) if isinstance(item, ast.Name) and item.id != "EntryClass"}
+                names |= {item.id: "" for item in ast.walk(node) if isinstance(item, ast.Name)}
+    del names["EntryClass"]
     return names
 
 
@@ -110,7 +111,7 @@ def tables(home: Path, data: Path) -> dict[Path, str]:
     return {
         SERVERS / "vllm" / "registry.txt": lines(vllm_names(home), compared("vllm", data)),
         SERVERS / "sglang" / "registry.txt": lines(sglang_names(home), compared("sglang", data)),
-        SERVERS / "transformers.txt": "\n".join(transformers_names(home)) + "\n",
+        SERVERS / "plans" / "transformers.txt": "\n".join(transformers_names(home)) + "\n",
     }
 
 
