@@ -1,11 +1,11 @@
 """Read the model classes that each server registers, and what of them was compared; write the tables of names.
 
     python -m benchmarks.registries ORACLE DATA            print how the stored tables differ from the sources
-    python -m benchmarks.registries ORACLE DATA --write    store them: kvplan/servers/*/registry.txt, plans/transformers.txt
+    python -m benchmarks.registries ORACLE DATA --write    store them in kvplan/servers
 
 ORACLE is a folder with the servers' own code (`venv`, `vllm-src`, `sglang-src`), DATA one with rows of their answers
-and the configs that they were asked about (`models`, `capacity_configs`). Read, never run: vLLM 0.33.0's registry.py, and
-the EntryClass of each module of SGLang 0.5.23's srt/models. Asked: which classes Transformers lets a server run in
+and the configs that they were asked about (`models`, `capacity_configs`). Read, never run: vLLM 0.33.0's registry.py,
+and the EntryClass of each module of SGLang 0.5.23's srt/models. Asked: which classes Transformers lets a server run in
 place of one of its own (is_backend_compatible; vLLM also takes _can_set_attn_implementation).
 
 A class is `compared` if a row of tests/facts or DATA has the server's own figures for a model of that class.
@@ -101,17 +101,21 @@ def compared(engine: str, data: Path) -> set[str]:
     return {name for row in answered if row.get("server") != others for name in architectures(row, data)}
 
 
-def lines(names: dict[str, str], known: Iterable[str]) -> str:
+def lines(names: dict[str, str], known: set[str], lent: Iterable[str]) -> str:
+    """The table of a server; `lent`: classes of Transformers that it runs in place of one of its own."""
     stated = names | {name: "compared" for name in known if names.get(name) == ""}
+    stated |= dict.fromkeys({*lent} & known - {*names}, "compared unregistered")
     return "".join(f"{name} {words}".rstrip() + "\n" for name, words in sorted(stated.items()))
 
 
 def tables(home: Path, data: Path) -> dict[Path, str]:
     """The stored files and what the sources say now."""
+    lent = transformers_names(home)
+    any_lent = [name.removesuffix(" settable") for name in lent]
     return {
-        SERVERS / "vllm" / "registry.txt": lines(vllm_names(home), compared("vllm", data)),
-        SERVERS / "sglang" / "registry.txt": lines(sglang_names(home), compared("sglang", data)),
-        SERVERS / "plans" / "transformers.txt": "\n".join(transformers_names(home)) + "\n",
+        SERVERS / "vllm" / "registry.txt": lines(vllm_names(home), compared("vllm", data), any_lent),
+        SERVERS / "sglang" / "registry.txt": lines(sglang_names(home), compared("sglang", data), lent),
+        SERVERS / "plans" / "transformers.txt": "\n".join(lent) + "\n",
     }
 
 

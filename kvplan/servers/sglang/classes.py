@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 from kvplan.core.records import dataclass
 from kvplan.models.hf_config import TIED, text_of
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.plans.plan import Refusal, Request
+from kvplan.servers.releases import names_in
 from kvplan.servers.words.arguments import EngineArgs
 
 REGISTRY: Final = Path(__file__).with_name("registry.txt")  # names in 0.5.23's registry, by benchmarks/registries.py
@@ -22,7 +24,6 @@ class ModelClass:
     """What SGLang's class of an architecture does; 10.x and the like are compute capabilities."""
 
     absent: bool = False  # no release has it, nor does Transformers run it in its place
-    loaded_as: str = ""  # the class that its config names instead (srt/configs)
     stages: bool = True  # it passes hidden states on, so that pipeline stages start
     window_pool: bool = False  # for its sliding-window layers; else they keep all tokens (is_hybrid_swa_model)
     whole_windows: bool = False  # else they count less the current token: 127 of 128
@@ -86,7 +87,7 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "GPT2LMHeadModel", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3nForConditionalGeneration",
         "GemmaForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM", "InternLM2ForCausalLM",
         "KimiVLForConditionalGeneration", "LlavaLlamaForCausalLM", "MambaForCausalLM", "MiMoForCausalLM",
-        "MllamaForConditionalGeneration", "OlmoeForCausalLM", "OrionForCausalLM", "Phi4MMForCausalLM",
+        "MllamaForConditionalGeneration", "Olmo3ForCausalLM", "OlmoeForCausalLM", "OrionForCausalLM", "Phi4MMForCausalLM",
         "PhiForCausalLM", "PhiMoEForCausalLM", "QWenLMHeadModel", "Qwen2AudioForConditionalGeneration",
         "Qwen2VLForConditionalGeneration", "StableLmForCausalLM", "Starcoder2ForCausalLM",
         "VoxtralForConditionalGeneration", "XverseForCausalLM", "XverseMoeForCausalLM"
@@ -145,7 +146,6 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
     "Mistral3ForConditionalGeneration": ModelClass(nested_head=True),
     "MuseGlimmerForConditionalGeneration": ModelClass(window_pool=True, captured_with_images=True),
     "Olmo2ForCausalLM": ModelClass(stages=False, not_backend="flashinfer", blackwell_paged=True),
-    "Olmo3ForCausalLM": ModelClass(loaded_as="Olmo2ForCausalLM", stages=False),
     **dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
         ModelClass(page_by_backend=True, caches_states=True, captured_with_images=True, reads_method=True)),
     **dict.fromkeys(("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration"), ModelClass(reads_method=True)),
@@ -251,6 +251,22 @@ def outer_type(spec: ModelSpec) -> str:
 def outer_of(spec: ModelSpec) -> ModelType:
     """The row of the whole config's type."""
     return TYPES.get(outer_type(spec), NO_TYPE)
+
+
+def standing(request: Request) -> Refusal | str:
+    """A refusal of a model without a class, or a note on one that was not compared; empty for most."""
+    names = names_in(REGISTRY)
+    if names.get(request.spec.architecture, "").startswith("compared"):
+        return ""
+    from kvplan.servers.plans import model_classes  # few models need it
+
+    absent = class_of(request.spec).absent or type_of(request.spec).absent
+    return model_classes.standing(request, names, absent=absent)
+
+
+def notes(request: Request) -> list[str]:
+    answer = standing(request)
+    return [answer] if answer and isinstance(answer, str) else []
 
 
 def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
