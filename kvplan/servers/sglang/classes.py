@@ -87,8 +87,8 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "GPT2LMHeadModel", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3nForConditionalGeneration",
         "GemmaForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM", "InternLM2ForCausalLM",
         "KimiVLForConditionalGeneration", "LlavaLlamaForCausalLM", "MambaForCausalLM", "MiMoForCausalLM",
-        "MllamaForConditionalGeneration", "Olmo3ForCausalLM", "OlmoeForCausalLM", "OrionForCausalLM", "Phi4MMForCausalLM",
-        "PhiForCausalLM", "PhiMoEForCausalLM", "QWenLMHeadModel", "Qwen2AudioForConditionalGeneration",
+        "MllamaForConditionalGeneration", "Olmo3ForCausalLM", "OlmoeForCausalLM", "OrionForCausalLM",
+        "Phi4MMForCausalLM", "PhiForCausalLM", "PhiMoEForCausalLM", "QWenLMHeadModel", "Qwen2AudioForConditionalGeneration",
         "Qwen2VLForConditionalGeneration", "StableLmForCausalLM", "Starcoder2ForCausalLM",
         "VoxtralForConditionalGeneration", "XverseForCausalLM", "XverseMoeForCausalLM"
     ), ModelClass(stages=False)),
