@@ -88,8 +88,8 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "GemmaForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM", "InternLM2ForCausalLM",
         "KimiVLForConditionalGeneration", "LlavaLlamaForCausalLM", "MambaForCausalLM", "MiMoForCausalLM",
         "MllamaForConditionalGeneration", "Olmo3ForCausalLM", "OlmoeForCausalLM", "OrionForCausalLM",
-        "Phi4MMForCausalLM", "PhiForCausalLM", "PhiMoEForCausalLM", "QWenLMHeadModel", "Qwen2AudioForConditionalGeneration",
-        "Qwen2VLForConditionalGeneration", "StableLmForCausalLM", "Starcoder2ForCausalLM",
+        "Phi4MMForCausalLM", "PhiForCausalLM", "PhiMoEForCausalLM", "QWenLMHeadModel",
+        "Qwen2AudioForConditionalGeneration", "Qwen2VLForConditionalGeneration", "StableLmForCausalLM", "Starcoder2ForCausalLM",
         "VoxtralForConditionalGeneration", "XverseForCausalLM", "XverseMoeForCausalLM"
     ), ModelClass(stages=False)),
     **dict.fromkeys(("ChatGLMForConditionalGeneration", "NemotronHModel", "Qwen2_5OmniModel"), ModelClass(absent=True)),
