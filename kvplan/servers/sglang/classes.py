@@ -89,8 +89,8 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "KimiVLForConditionalGeneration", "LlavaLlamaForCausalLM", "MambaForCausalLM", "MiMoForCausalLM",
         "MllamaForConditionalGeneration", "Olmo3ForCausalLM", "OlmoeForCausalLM", "OrionForCausalLM",
         "Phi4MMForCausalLM", "PhiForCausalLM", "PhiMoEForCausalLM", "QWenLMHeadModel",
-        "Qwen2AudioForConditionalGeneration", "Qwen2VLForConditionalGeneration", "StableLmForCausalLM", "Starcoder2ForCausalLM",
-        "VoxtralForConditionalGeneration", "XverseForCausalLM", "XverseMoeForCausalLM"
+        "Qwen2AudioForConditionalGeneration", "Qwen2VLForConditionalGeneration", "StableLmForCausalLM",
+        "Starcoder2ForCausalLM", "VoxtralForConditionalGeneration", "XverseForCausalLM", "XverseMoeForCausalLM"
     ), ModelClass(stages=False)),
     **dict.fromkeys(("ChatGLMForConditionalGeneration", "NemotronHModel", "Qwen2_5OmniModel"), ModelClass(absent=True)),
     **dict.fromkeys((
