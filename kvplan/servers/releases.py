@@ -5,6 +5,7 @@ from dataclasses import fields
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from kvplan.core.records import dataclass
@@ -58,6 +59,13 @@ def releases_of(engine: str) -> Releases:
         return NONE
     known: Releases = import_module(path).RELEASES
     return known
+
+
+@lru_cache(maxsize=4)
+def names_in(table: Path) -> Mapping[str, str]:
+    """The names of a table of model classes, one a line, and the words beside each."""
+    lines = (line.partition(" ") for line in table.read_text(encoding="utf-8").splitlines())
+    return {name: words for name, _, words in lines}
 
 
 # Words of a label beyond the release: word -> (field of Version, its value).

@@ -16,8 +16,9 @@ from kvplan.documents.artifact import dumps, plan_document
 from kvplan.hardware.gpu import gpu
 from kvplan.models.hf_config import read_config
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.releases import names_in
+from kvplan.servers.vllm import classes
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm import supported
 from tests.support.config_shapes import paths, shape, shape_names
 
 DROP = object()
@@ -48,7 +49,8 @@ def answer(config: dict[str, Any], name: str) -> Plan | KvplanError:
     result: Plan | KvplanError
     try:
         spec = read_config(config, "config.json", name)
-        release = vllm.version(supported.LAST_RELEASE.get(spec.architecture, vllm.NEWEST))
+        last = names_in(classes.REGISTRY).get(spec.architecture, "").partition("until 0.")[2]
+        release = vllm.version((0, int(last)) if last else vllm.NEWEST)
         result = plan(Request(spec, gpu("h100-80g"), release=release))
         dumps(plan_document(result))  # refuses NaN and infinities
     except KvplanError as error:

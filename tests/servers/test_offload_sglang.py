@@ -20,8 +20,8 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, host_rows, plan
 from kvplan.servers.base import parse_engine
 from kvplan.servers.plans.weights import rank_weights
+from kvplan.servers.sglang import classes, offload
 from kvplan.servers.sglang import models as sglang_models
-from kvplan.servers.sglang import offload
 from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
@@ -91,7 +91,7 @@ def test_data_parallel_towers_are_as_large_as_sglangs(row: dict[str, Any]) -> No
     request, name = request_of(row), row["inputs"]["model"]
     sglang_models.check_towers(request.spec, request.args, request.release)
     own = row["stages"][0]["tower"]
-    if sglang_models.outer_type(request.spec) in sglang_models.SPLIT_TOWERS:
+    if classes.outer_of(request.spec).tower == "split":
         whole = next(other["stages"][0]["tower"] for other in TOWERS if other["inputs"]["model"] == name)
         assert own == whole or row["inputs"]["tp"] > 1  # split over the ranks, flag or not
         assert any("stays as it is" in note for note in sglang_models.tower_notes(request.spec, request.args))

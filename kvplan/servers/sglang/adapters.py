@@ -15,6 +15,7 @@ from kvplan.core.units import DTYPE_BITS, plural
 from kvplan.models.spec import ModelSpec, Weight
 from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
+from kvplan.servers.sglang.classes import class_of, type_of
 from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.weights import local_shape, up
 
@@ -36,16 +37,8 @@ STACKED: Final = {"qkv_proj": 3, "gate_up_proj": 2, "fused_qkv_a_proj_with_mqa":
 OUR_NAMES: Final = {"fused_qkv_a_proj": "fused_qkv_a_proj_with_mqa"}
 IN_LAYERS: Final = ("qkv_proj", "o_proj", "fused_qkv_a_proj_with_mqa", "q_b_proj", "kv_b_proj", "gate_up_proj",
                     "down_proj")  # fmt: skip
-COMPARED: Final = frozenset({
-    "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe",
-    "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "granite", "kimi_k2", "llama", "minimax_m2", "ministral3", "mistral",
-    "mixtral", "olmo2", "phi3", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_vl_text",
-    "starcoder2",
-})  # fmt: skip
 # Their classes define their modules' sizes (get_hidden_dim), or reject adapters.
 OWN_SIZES: Final = ("gemma3n", "gemma4", "laguna", "llama4", "nemotron_h", "qwen3_5", "qwen3_next", "inkling")
-NO_HEAD: Final = ("cohere", "cohere2", "gemma", "gemma2", "internlm2")
-NESTED: Final = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
 PADDING: Final = 64  # of a vocabulary
 TILE: Final = 64  # tokens per expert block in a graph's tables
 INT32: Final = 4
@@ -198,7 +191,7 @@ def _pair(module: str, weight: Weight, layers: int, slots: Slots) -> int:
 
 def keeps_head_whole(spec: ModelSpec) -> bool:
     """True if SGLang finds no head to shard, because the class computes logits from the embedding."""
-    return spec.model_type in NO_HEAD or (spec.tied and spec.architecture in NESTED)
+    return type_of(spec).no_head or (spec.tied and class_of(spec).nested_head)
 
 
 def in_tables(spec: ModelSpec, slots: Slots, *, whole: bool = False) -> int:
@@ -249,7 +242,7 @@ def lora(spec: ModelSpec, settings: Settings, args: EngineArgs, graphs: int) -> 
     formula = f"{args.max_loras} slots x {count:,} elements at rank {args.max_lora_rank} x {element} B" + (
         f" + {tables:,} B of graphs' tables" if tables else ""
     )
-    is_exact = settings.version.is_compared and spec.model_type in COMPARED and not tables
+    is_exact = settings.version.is_compared and type_of(spec).adapters and not tables
     return Estimate(size, size, size, formula, EXACT if is_exact else UNCOMPARED, "exact" if is_exact else "formula")
 
 

@@ -21,17 +21,13 @@ from kvplan.servers.plans.speculation import check_assistant, method_of
 from kvplan.servers.plans.speculation import drafter as usual_drafter
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import models as sglang_models
+from kvplan.servers.sglang.classes import CLASSES, NO_CLASS, class_of, outer_of, type_of
 from kvplan.servers.words.arguments import HEADS, NO_DRAFT, EngineArgs
 
 REQUESTS: Final = 48  # default of max_running_requests with speculative decoding
-STEPS, LLAMA_STEPS = (3, 1, 4), (5, 4, 8)  # default steps, branches and verified tokens
+_, BRANCHES, BRANCHED_TOKENS = CLASSES["LlamaForCausalLM"].draft_numbers  # no other class branches by default
 NGRAM_TOKENS, BLOCK_TOKENS = 12, 16  # verified tokens, for n-grams and for DFlash heads whose config names no block
 SPARK_TOKENS: Final = 7  # tokens that a DSpark head drafts if its config names no block
-# Architectures whose own head is loaded, and counted, if no draft is named.
-BUNDLED: Final = (
-    "DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV4ForCausalLM", "Glm4MoeForCausalLM",
-    "Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM",
-)  # fmt: skip
 ALGORITHMS: Final[Mapping[str, str]] = {
     "EAGLE": "eagle", "NEXTN": "eagle", "EAGLE3": "eagle3", "STANDALONE": "draft_model", "NGRAM": "ngram",
     "DFLASH": "dflash", "DSPARK": "dspark", "FROZEN_KV_MTP": "eagle",
@@ -40,7 +36,6 @@ NAMES: Final = {
     "mtp": "EAGLE", "eagle": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE", "ngram": "NGRAM",
     "dflash": "DFLASH", "dspark": "DSPARK",
 }  # fmt: skip
-UNCOMPARED_HEADS: Final = ("glm_ocr_text", "mimo", "minimax_m3", "minimax_m3_vl")
 # Architectures of heads that vLLM loads and that were not compared here, or that SGLang has no class for.
 UNCOMPARED: Final = frozenset({*EAGLES, *PARALLEL}) - {"LlamaForCausalLM", "EagleLlamaForCausalLM"}
 MODELED: Final = (*ALGORITHMS.values(), "mtp")
@@ -58,14 +53,6 @@ def requests_at_most(args: EngineArgs) -> int | None:
     return max(1, most // args.data_parallel_size)  # of one rank
 
 
-# Quantization methods, by model type, of checkpoints whose own head was compared with SGLang's class under DP attention
-# (tests/facts/dp_drafts_sglang.jsonl). A model's own head is split as its target; EAGLE-3's and DFlash's are not.
-DIVIDED: Final[Mapping[str, tuple[str | None, ...]]] = {
-    "deepseek_v3": ("fp8",), "glm4_moe": (None, "compressed-tensors"),
-    "qwen3_5": (None,), "qwen3_5_moe": (None,), "qwen3_5_moe_text": (None,),
-}  # fmt: skip
-
-
 def check_dp_attention(args: EngineArgs) -> None:
     """Reject drafts under DP attention, except a model's own head."""
     if args.speculative_method != "mtp":
@@ -76,7 +63,7 @@ def check_dp_attention(args: EngineArgs) -> None:
 def dp_attention_notes(spec: ModelSpec, args: EngineArgs) -> Iterator[str]:
     """Note that a head's weights under DP attention are derived, not compared."""
     method = spec.quantization.method if spec.quantization is not None else None
-    if args.enable_dp_attention and method not in DIVIDED.get(sglang_models.outer_type(spec), ()):
+    if args.enable_dp_attention and method not in outer_of(spec).dp_heads:
         yield (
             "the draft's weights under DP attention are counted as the model's own layers are split; they were not "
             "compared with SGLang's class"
@@ -92,7 +79,7 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
         method = method_of(draft)
     if method not in MODELED:
         raise UsageError(f"--speculative-method {method}", "is not modeled for SGLang", f"use {', '.join(MODELED)}")
-    if method in ("mtp", "eagle") and draft is None and request.spec.model_type in UNCOMPARED_HEADS:
+    if method in ("mtp", "eagle") and draft is None and not type_of(request.spec).own_head:
         raise UnsupportedModelError(request.spec.name, "its head is not compared with SGLang's own code", "use vllm")
     if draft is not None and method in HEADS and architecture_of(draft.config) in UNCOMPARED:
         raise UnsupportedModelError(draft.name, "its head is not compared with SGLang's own code", "use vllm")
@@ -136,8 +123,8 @@ def numbers(args: EngineArgs, request: Request) -> EngineArgs:
         flag = "--speculative-num-draft-tokens" if verified else "--speculative-eagle-topk"
         raise UsageError(flag, "SGLang requires --speculative-num-steps with it", "add it, or remove the numbers")
     if not steps:  # the width stays unset: SGLang's later choice does not affect which backend it picks
-        llama = method != "draft_model" and request.spec.architecture == "LlamaForCausalLM"
-        steps, _, verified = LLAMA_STEPS if llama else STEPS
+        row = NO_CLASS if method == "draft_model" else class_of(request.spec)
+        steps, _, verified = row.draft_numbers
         return replace(args, num_speculative_tokens=steps, speculative_num_draft_tokens=verified)
     width = width or 1
     if width == 1 or not verified:
@@ -165,7 +152,7 @@ def branches(args: EngineArgs) -> int:
     """Branches of each drafting step; by default derived from the number of verified tokens."""
     if args.speculative_eagle_topk is not None or not speculates(args):
         return args.speculative_eagle_topk or 1
-    return LLAMA_STEPS[1] if args.speculative_num_draft_tokens == LLAMA_STEPS[2] else 1
+    return BRANCHES if args.speculative_num_draft_tokens == BRANCHED_TOKENS else 1
 
 
 TREES: Final = ("flashinfer", "fa3", "triton")  # backends whose pages of several tokens hold branches
@@ -244,7 +231,7 @@ NO_DRAFTS: Final = Drafted()
 def is_counted(spec: ModelSpec, args: EngineArgs) -> bool:
     """True if the model's own head is in the budget when no draft is named: by its class, or by its config."""
     text = mtp.text_values(spec)
-    return args.speculative_method != "mtp" or spec.architecture in BUNDLED or "num_nextn_predict_layers" in text
+    return args.speculative_method != "mtp" or class_of(spec).own_head or "num_nextn_predict_layers" in text
 
 
 def drafted(

@@ -1,7 +1,7 @@
 """SGLang's model-specific rules: attention backends and their pages, windows, states, images.
 
-SGLang decides by the first entry of `architectures`; a config without one is matched by its model_type.
-Source: sglang 0.5.23 srt/configs/model_config.py, srt/arg_groups/overrides.py and srt/arg_groups/model_overrides.
+What differs by class is a row of classes.py. Source: sglang 0.5.23 srt/configs/model_config.py,
+srt/arg_groups/overrides.py and srt/arg_groups/model_overrides.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,99 +14,19 @@ from kvplan.models.quant import SIDE_FILE
 from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow
 from kvplan.servers.plans.plan import Refusal, unsupported
 from kvplan.servers.releases import Version
+from kvplan.servers.sglang.classes import class_of, outer_of, outer_type, type_of
 from kvplan.servers.words.arguments import EngineArgs
 
-# Model types and architectures without a class in SGLang that Transformers cannot run in its place either: what its own
-# registry and resolver (srt/models/registry.py, srt/model_loader/utils.py) answer for the catalog's and other configs.
-NO_CLASS = ("jamba", "falcon", "bloom", "mpt", "minimax", "minimax_m1", "minimax_text_01")
-NO_CLASS_NAMED = ("ChatGLMForConditionalGeneration", "NemotronHModel", "Qwen2_5OmniModel")
-# Models with a separate window pool; all others keep all tokens in sliding-window layers (is_hybrid_swa_model).
-WINDOW_POOLS = frozenset(
-    {
-        "GptOssForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM", "IQuestQ1ForCausalLM",
-        "MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "Step3p5ForCausalLM", "Step3p7ForConditionalGeneration",
-        "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration",
-        "LagunaForCausalLM", "MellumForCausalLM", "MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration",
-        "Llama4ForConditionalGeneration",
-    }
-)  # fmt: skip
-WINDOW_POOL_TYPES = ("gpt_oss", "mimo_v2_flash", "laguna", "gemma4_text", "llama4_text")  # without `architectures`
-# Their class counts only the tokens before the current one: a window of 128 is 127 there.
-WHOLE_WINDOWS = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "LagunaForCausalLM", "Step3p5ForCausalLM",
-                 "Step3p7ForConditionalGeneration", "Llama4ForConditionalGeneration")  # fmt: skip
-IMAGES_ON_REQUEST = (
-    "Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration", "Step3VLForConditionalGeneration",
-    "InklingForConditionalGeneration",
-)  # fmt: skip
-# Image models whose prefill is captured nevertheless.
-CAPTURED_WITH_IMAGES = (
-    "Cohere2VisionForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
-    "KimiK25ForConditionalGeneration", "KimiK3ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
-    "Glm5NextForConditionalGeneration", "InternS2MobiusForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
-    "MuseGlimmerForConditionalGeneration", "MuseSparkForConditionalGeneration", "MiniMaxM3SparseForCausalLM",
-    "MiniMaxM3SparseForConditionalGeneration",
-)  # fmt: skip
-DEEPSEEK = (
-    "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "MistralLarge3ForCausalLM",
-    "PixtralForConditionalGeneration", "HYV4ForCausalLM", "LongcatFlashForCausalLM", "Dots3NoteForCausalLM",
-)  # fmt: skip
-QWEN_HYBRIDS = (
-    "Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration",
-    "InternS2PreviewForConditionalGeneration", "InternS2MobiusForConditionalGeneration",
-)  # fmt: skip
-# Backend on compute capability 10.x if not the usual one (trtllm_mha; flashinfer for MLA).
-DATACENTER_BACKENDS: Mapping[str, str] = {
-    **dict.fromkeys(DEEPSEEK, "trtllm_mla"), "KimiK3ForConditionalGeneration": "trtllm_mla",
-    **dict.fromkeys(
-        ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"), "fa4"
-    ),
-    **dict.fromkeys(("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), "flashinfer"),
-    **dict.fromkeys(("FalconH1ForCausalLM", "JetNemotronForCausalLM", "JetVLMForConditionalGeneration"), "triton"),
-}  # fmt: skip
-# Of these, and of NemotronH's, only if neither phase's backend is given (is_attention_backend_not_set).
-CHOSEN_ALONE = (
-    *DEEPSEEK, "KimiK3ForConditionalGeneration", "MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "Step3p5ForCausalLM",
-    "Step3p7ForConditionalGeneration",
-)  # fmt: skip
-# Their class itself selects trtllm_mha, with drafts or without.
-PAGED_ALWAYS = frozenset(
-    {
-        "GptOssForCausalLM", "Llama4ForConditionalGeneration", "Llama4ForCausalLM", "Gemma4ForConditionalGeneration",
-        "Gemma4ForCausalLM", "Gemma4UnifiedForConditionalGeneration", "Exaone4ForCausalLM", "Olmo2ForCausalLM",
-    }
-)  # fmt: skip
-# Hybrids whose states the prefix cache keeps, and those of them that support extra buffers.
-CACHED_STATES = frozenset(
-    {
-        "KimiLinearForCausalLM", "KimiK3ForConditionalGeneration", "Qwen3NextForCausalLM",
-        "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM",
-        "Qwen3_5ForCausalLM", "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM", "NemotronH_Omni_Reasoning_V3",
-        "FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM",
-    }
-)  # fmt: skip
 GRANITE = "GraniteMoeHybridForCausalLM"  # with states or without
-NOT_TRACKED = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 STRATEGIES = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
 FP4 = 100  # compute capability with kernels for NVFP4
 LARGE_HOPPER_MIB = 60 * 1024
 QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
-# Their class reads --mm-enable-dp-encoder (srt/models/*.py); model types compared with its parameters.
-TOWERS_BY_DATA = frozenset(
-    {
-        "glm4v", "glm4v_moe", "glm_ocr", "kimi_k25", "kimi_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
-        "qwen3_vl_moe",
-    }
-)  # fmt: skip
-
-
-def outer_type(spec: ModelSpec) -> str:
-    """The model_type of the whole config, which its inner language model's may differ from."""
-    return str(spec.config.get("model_type", spec.model_type))
 
 
 def keeps_towers_whole(spec: ModelSpec, args: EngineArgs) -> bool:
     """True if each rank loads the whole tower, because of --mm-enable-dp-encoder and a class that reads it."""
-    return args.mm_encoder_tp_mode == "data" and outer_type(spec) in TOWERS_BY_DATA
+    return args.mm_encoder_tp_mode == "data" and outer_of(spec).tower == "by data"
 
 
 def keeps_scales_twice(spec: ModelSpec, sm: int, release: Version) -> bool:
@@ -150,33 +70,16 @@ def check_class(spec: ModelSpec) -> None:
         raise UnsupportedModelError(spec.name, "SGLang's pool for an encoder's tokens is not modeled", "use vllm")
 
 
-# Their class supports DP attention, compared with its parameters (srt/models/*.py).
-DIVIDED = frozenset(
-    {
-        "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "kimi_k2",
-        "kimi_k25", "llama4", "minimax_m2", "nemotron_h", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
-        "qwen3_moe", "qwen3_vl", "qwen3_vl_moe",
-    }
-)  # fmt: skip
-UNDIVIDED = frozenset(
-    {
-        "cohere", "cohere2", "dbrx", "gemma", "gemma2", "gemma4", "glm4", "gpt2", "granite", "granitemoehybrid",
-        "llama", "llava", "mamba", "mistral", "mixtral", "olmo2", "phi", "phi3", "qwen2", "starcoder2",
-    }
-)  # fmt: skip
-
-
 def check_dp_attention(spec: ModelSpec, args: EngineArgs) -> None:
     """Reject DP attention for classes that ignore it, and for those whose weights were not compared."""
-    kind = outer_type(spec)
-    if not args.enable_dp_attention or kind in DIVIDED:
+    divides = outer_of(spec).dp_attention
+    if not args.enable_dp_attention or divides:
         return
-    does = "still splits attention over all ranks" if kind in UNDIVIDED else "has weights that were not compared"
-    raise UnsupportedModelError("--enable-dp-attention", f"SGLang's class of {kind} {does}", "remove it")
+    does = "has weights that were not compared" if divides is None else "still splits attention over all ranks"
+    raise UnsupportedModelError("--enable-dp-attention", f"SGLang's class of {outer_type(spec)} {does}", "remove it")
 
 
 DP_ENCODER = "--mm-enable-dp-encoder"
-SPLIT_TOWERS = frozenset({"gemma3", "gemma4", "llama4", "mistral3", "mllama", "qwen3_omni_moe"})  # ignore this flag
 
 
 def check_towers(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
@@ -185,7 +88,7 @@ def check_towers(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
         return
     if not release.has("whole_towers"):
         raise UnsupportedModelError(DP_ENCODER, f"is modeled only for 0.5.23, not for {release.label}", "remove it")
-    if outer_type(spec) not in TOWERS_BY_DATA | SPLIT_TOWERS:
+    if outer_of(spec).tower is None:
         raise UnsupportedModelError(
             DP_ENCODER, f"what SGLang's class of {outer_type(spec)} does with it is not modeled", "remove it"
         )
@@ -196,7 +99,7 @@ def tower_notes(spec: ModelSpec, args: EngineArgs) -> Iterator[str]:
         return
     if keeps_towers_whole(spec, args):
         yield f"{DP_ENCODER}: every rank loads the whole encoder and computes its share of the images"
-    elif outer_type(spec) in SPLIT_TOWERS:
+    elif outer_of(spec).tower == "split":
         yield f"{DP_ENCODER}: SGLang's class of {outer_type(spec)} does not read it; its encoder stays as it is"
     else:
         yield f"{DP_ENCODER}: the model has no encoder"
@@ -260,8 +163,6 @@ def has_fp8_cache(spec: ModelSpec) -> bool:
 # Source: sglang 0.5.23 utils/hf_transformers/common.py (CONTEXT_LENGTH_KEYS, get_context_length).
 LENGTHS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
 UNSCALED_ROPES = ("yarn", "longrope", "su", "llama3")
-OWN_ROPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # SGLang's own classes of these do not
-ROPE_PER_KIND = ("gemma3_text", "gemma3n_text")  # its class lists them by kind of layer, where SGLang finds no factor
 
 
 def context_length(spec: ModelSpec) -> int:
@@ -271,8 +172,8 @@ def context_length(spec: ModelSpec) -> int:
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, Mapping) or "original_max_position_embeddings" in rope:
         return length
-    kind = rope.get("rope_type") or rope.get("type")
-    if spec.model_type in ROPE_PER_KIND or (kind in UNSCALED_ROPES and spec.model_type not in OWN_ROPES):
+    kind, row = rope.get("rope_type") or rope.get("type"), type_of(spec)
+    if row.rope_per_kind or (kind in UNSCALED_ROPES and not row.own_rope):
         return length
     return int(length * (rope.get("factor") or 1))
 
@@ -281,14 +182,12 @@ def context_length(spec: ModelSpec) -> int:
 
 
 def has_window_pool(spec: ModelSpec) -> bool:
-    if not spec.architecture:
-        return spec.model_type in WINDOW_POOL_TYPES
-    return spec.architecture in WINDOW_POOLS
+    return class_of(spec).window_pool if spec.architecture else type_of(spec).window_pool
 
 
 def counted_window(spec: ModelSpec, window: int) -> int:
     """Tokens of a window as SGLang's scheduler counts them."""
-    return window if spec.architecture in WHOLE_WINDOWS else window - 1
+    return window if class_of(spec).whole_windows else window - 1
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -296,7 +195,7 @@ def counted_window(spec: ModelSpec, window: int) -> int:
 
 def takes_images(spec: ModelSpec, stated: bool | None) -> bool:
     """True if the server takes more than text; stated: --enable-multimodal."""
-    if stated is None and spec.architecture in IMAGES_ON_REQUEST:
+    if stated is None and class_of(spec).images_on_request:
         return False
     return (spec.multimodal or bool(language_path(spec.config))) and stated is not False
 
@@ -311,37 +210,21 @@ def is_large_hopper_qwen3_vl(spec: ModelSpec, sm: int, memory_mib: int, stated: 
     )
 
 
-# model_type -> layers and width of the tower if its vision_config omits them; layers under another key (`depth`) do not
-# count. Source: transformers 5's classes and sglang 0.5.23 srt/configs.
-TOWER_CLASSES: Mapping[str, tuple[int, int]] = {
-    "gemma3": (12, 768), "gemma3n": (24, 2048), "gemma4": (16, 768), "llama4": (34, 768), "llava": (12, 768),
-    "mistral3": (24, 1024), "mllama": (32, 1280), "kimi_k25": (27, 1152),
-    "kimi_k3": (27, 1024),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), (24, 3584)),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), (24, 1152)),
-}  # fmt: skip
-
-
-TOWER_KEYS = ("num_hidden_layers", "hidden_size")
-UNREAD_TOWERS = ("minimax_m3_vl",)  # whose class leaves the tower's config a dict (srt/configs/minimax_vl.py)
-OWN_TOWER_KEYS = {"kimi_k3": ("vt_num_hidden_layers", "vt_hidden_size")}  # keys that its class maps to the usual names
 KDA = {"kda", "bounded_kda"}
-CAPTURED_WITH_KDA = "Glm5NextForConditionalGeneration"
 
 
 def tower_shape(spec: ModelSpec, usual: tuple[int, int]) -> tuple[int, int] | None:
     """(layers, width) of the vision tower as SGLang reads it, `usual` if no class defines it, or None without a
     tower.
     """
-    tower, kind = spec.config.get("vision_config"), str(spec.config.get("model_type"))
+    tower, row = spec.config.get("vision_config"), outer_of(spec)
     if not isinstance(tower, Mapping):
-        return usual if kind == "llava" else None
-    if kind in UNREAD_TOWERS:
+        return usual if outer_type(spec) == "llava" else None
+    if not row.tower_read:
         return usual
-    default = TOWER_CLASSES.get(kind, usual)
     layers, width = (
         tower[key] if isinstance(tower.get(key), int) else other
-        for key, other in zip(OWN_TOWER_KEYS.get(kind, TOWER_KEYS), default, strict=True)
+        for key, other in zip(row.tower_keys, row.tower_size or usual, strict=True)
     )
     return layers, width
 
@@ -356,9 +239,9 @@ def captures_prefill(spec: ModelSpec, args: EngineArgs) -> bool:
     if args.enforce_eager or args.disable_prefill_cuda_graph or args.pipeline_parallel_size > 1 or decodes:
         return False
     kinds = {cache.kind for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)}
-    if kinds & KDA and spec.architecture != CAPTURED_WITH_KDA:
+    if kinds & KDA and not class_of(spec).captured_with_kda:
         return False
-    return not takes_images(spec, args.enable_multimodal) or spec.architecture in CAPTURED_WITH_IMAGES
+    return not takes_images(spec, args.enable_multimodal) or class_of(spec).captured_with_images
 
 
 # --- attention backends and pages -------------------------------------------------------------------------------------
@@ -381,17 +264,17 @@ def default_backend(spec: ModelSpec, sm: int, args: EngineArgs, release: Version
         return "dsa"
     if not is_datacenter_blackwell(sm) or not release.has("datacenter_pages"):
         return None
-    name = spec.architecture
-    if name in QWEN_HYBRIDS:
+    name, row = spec.architecture, class_of(spec)
+    if row.page_by_backend:
         followed = args.mamba_radix_cache_strategy in ("extra_buffer", "extra_buffer_lazy")
         paged = followed or not caches_prefixes(args) or args.speculative_method is not None
         return "trtllm_mha" if paged and drafts_in_a_row(args) else "triton"
     stated = args.prefill_attention_backend or args.decode_attention_backend
-    if name in DATACENTER_BACKENDS and (name != GRANITE or spec.has_states) and not (stated and name in CHOSEN_ALONE):
-        return DATACENTER_BACKENDS[name]
+    if row.blackwell and (name != GRANITE or spec.has_states) and not (stated and row.chosen_alone):
+        return row.blackwell
     if spec.is_mla:
         return "flashinfer"
-    if name in PAGED_ALWAYS:
+    if row.blackwell_paged:
         return "trtllm_mha"
     if name.startswith("NemotronH") and not stated:
         return "trtllm_mha" if args.speculative_method is None or args.speculative_eagle_topk in (None, 1) else "triton"
@@ -411,18 +294,6 @@ def backends(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> tu
     return args.prefill_attention_backend or usual, args.decode_attention_backend or usual
 
 
-# Backends that a model's class can run with.
-BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
-    "GptOssForCausalLM": ("triton", "trtllm_mha", "fa3", "fa4"),
-    **dict.fromkeys(
-        ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
-        ("trtllm_mha", "triton", "fa4"),
-    ),
-    **dict.fromkeys(("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), ("fa3", "triton", "trtllm_mha")),
-}  # fmt: skip
-NOT_BACKENDS_OF: Mapping[str, str] = {
-    "Lfm2ForCausalLM": "triton", "Lfm2MoeForCausalLM": "triton", "Olmo2ForCausalLM": "flashinfer",
-}  # fmt: skip
 # `--attention-backend` and its two halves in 0.5.23 (srt/arg_groups/choices.py).
 NAMES_OF_BACKENDS = frozenset(
     {
@@ -458,11 +329,11 @@ def backend_refusal(spec: ModelSpec, sm: int, args: EngineArgs, release: Version
         if name in (None, UNKNOWN_BACKEND):
             continue
         flag = f"--{phase}-attention-backend {name}"
-        known = BACKENDS_OF.get(spec.architecture, (name,))
-        others = tuple(other for other in BACKENDS_OF.get(spec.architecture, PLAIN_BACKENDS) if other != name)
+        row = class_of(spec)
+        others = tuple(other for other in row.backends or PLAIN_BACKENDS if other != name)
         if name == "flex_attention" and args.speculative_method is not None:
             return unsupported(f"{flag} does not run with speculative decoding", argument, others)
-        if name not in known or NOT_BACKENDS_OF.get(spec.architecture) == name:
+        if name not in (row.backends or (name,)) or row.not_backend == name:
             return unsupported(f"{flag} does not run with {spec.architecture}", argument, others)
         from kvplan.servers.sglang import attention  # only here: few plans name a backend
 
@@ -507,7 +378,7 @@ def _forced_page(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -
     """Qwen's hybrids on compute capability 10.x use the page size of their backend, whatever is requested."""
     is_stated = args.prefill_attention_backend and args.prefill_attention_backend == args.decode_attention_backend
     backend = default_backend(spec, sm, args, release)
-    if spec.architecture not in QWEN_HYBRIDS or backend is None or is_stated:
+    if not class_of(spec).page_by_backend or backend is None or is_stated:
         return None
     return 64 if backend == "trtllm_mha" else 1
 
@@ -517,7 +388,7 @@ def _forced_page(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -
 
 def keeps_states(spec: ModelSpec) -> bool:
     """True if the prefix cache keeps states of this hybrid."""
-    return spec.architecture in CACHED_STATES and spec.has_states
+    return class_of(spec).caches_states and spec.has_states
 
 
 def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> str:
@@ -538,7 +409,7 @@ def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> st
                 f"--mamba-radix-cache-strategy {stated}", f"{spec.name} has no states that the cache keeps"
             )
         return "auto"
-    tracked = spec.architecture not in NOT_TRACKED
+    tracked = class_of(spec).tracked
     page = _forced_page(spec, sm, args, release) or args.block_size or 1
     overlap = args.async_scheduling is not False
     chosen = stated

@@ -14,7 +14,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans.plan import Request
 from kvplan.servers.plans.weights import own_layout
 from kvplan.servers.releases import Version
-from kvplan.servers.sglang.models import outer_type
+from kvplan.servers.sglang.classes import outer_of, outer_type
 from kvplan.servers.vllm.offload import Offloaded, Parameter, layer_parameters, until_full
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import Layout, layers_on
@@ -22,16 +22,6 @@ from kvplan.sizing.weights import Layout, layers_on
 SOURCE: Final = "sglang 0.5.23 srt/utils/offloader.py"
 COMPARED: Final = "sglang 0.5.23's own offloaders (tests/servers/test_offload_sglang.py): equal, quantized ones to 64 B"
 BY_BYTES, BY_LAYERS = "--cpu-offload-gb", "--offload-group-size"
-# Model types whose class builds its layers with make_layers, which enables offloading; compared one by one.
-OFFLOADS: Final = frozenset(
-    {
-        "deepseek_v2", "deepseek_v3", "gemma2", "gemma3", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2",
-        "kimi_k25", "llama", "llama4", "mistral", "mistral3", "mixtral", "olmo2", "opt", "phi", "phi3",
-        "qwen2", "qwen2_5_vl", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "starcoder2",
-    }
-)  # fmt: skip
-NEVER: Final = frozenset({"cohere", "cohere2", "dbrx", "gemma", "gpt2", "granite", "mllama"})  # layers built without it
-EXPERTS_APART: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")  # classes that name what is fetched
 RESIDENT: Final = "self_attn.kv_b_proj"  # read by attention in another shape, so it stays on the GPU
 
 
@@ -53,10 +43,11 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
     if args.speculative_method is not None or args.max_loras:
         beside = "drafts" if args.speculative_method is not None else "adapters"
         raise UnsupportedModelError(flag, f"offloaded weights with {beside} are not modeled", "use only one")
-    if outer_type(spec) not in OFFLOADS:
-        does = "offloads nothing" if outer_type(spec) in NEVER else "is not compared with offloaded weights"
+    row = outer_of(spec)
+    if not row.offload:
+        does = "is not compared with offloaded weights" if row.offload is None else "offloads nothing"
         raise UnsupportedModelError(flag, f"SGLang's class of {outer_type(spec)} {does}", "remove it")
-    if outer_type(spec).startswith(GATE_BEHIND) and spec.quantization is not None:
+    if row.gate_behind and spec.quantization is not None:
         raise UnsupportedModelError(
             flag, f"quantized experts of {outer_type(spec)} are not compared with offloaded weights", "remove it"
         )
@@ -66,7 +57,7 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
 
 def _check_groups(spec: ModelSpec, args: EngineArgs) -> None:
     size, each = args.offload_group_size or 0, args.offload_num_in_group or 1
-    if outer_type(spec) not in EXPERTS_APART:
+    if not outer_of(spec).experts_apart:
         raise UnsupportedModelError(
             f"{BY_LAYERS} {size}", f"SGLang's class of {outer_type(spec)} cannot do it", f"use {BY_BYTES}"
         )
@@ -134,10 +125,9 @@ def _stays(spec: ModelSpec, part: Parameter) -> bool:
 
 def _order(spec: ModelSpec) -> Callable[[str], int]:
     """Construction order: attention; then the MLP, with the gate before or after the experts; then the norms."""
-    behind = outer_type(spec).startswith(GATE_BEHIND)
+    behind = outer_of(spec).gate_behind
     order = ("self_attn.", "linear_attn.", *(("mlp.experts", "mlp.gate") if behind else ("mlp.gate",)), *MLP)
     return lambda name: next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order))
 
 
 MLP: Final = ("mlp.experts", "mlp.", "block_sparse_moe.")
-GATE_BEHIND: Final = ("qwen3_moe", "qwen3_5_moe", "qwen3_vl_moe")

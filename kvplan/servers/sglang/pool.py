@@ -27,6 +27,7 @@ from kvplan.servers.plans.pool import Capacity, KVGroup, KVSpec, Paging, Pool, a
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
+from kvplan.servers.sglang.classes import type_of
 from kvplan.servers.sglang.drafts import NO_DRAFTS, Drafted
 from kvplan.servers.sglang.rules import LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -177,9 +178,9 @@ def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
 
     Raise UnsupportedModelError for layers without a cache that are neither shared nor plain MLPs.
     """
-    types = _layer_types(spec)
+    types, shares = _layer_types(spec), type_of(spec).shares_caches
     kinds = {caches for caches in spec.layers if caches}
-    if len({_geometry(caches) for caches in kinds}) == 1 and _shares(spec):  # one geometry, whatever the kinds
+    if len({_geometry(caches) for caches in kinds}) == 1 and shares:  # one geometry, whatever the kinds
         only = next(iter(kinds))
         yield from (caches or only for caches in spec.layers)
         return
@@ -190,18 +191,13 @@ def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
                 by_kind[types[index] == "full_attention"] = caches
             yield caches
             continue
-        if not types or not _shares(spec) or types[index] not in ("full_attention", "sliding_attention"):
+        if not types or not shares or types[index] not in ("full_attention", "sliding_attention"):
             raise UnsupportedModelError(
                 spec.name,
                 f"layer {index} has no cache of its own; what SGLang allocates for it is not modeled",
                 "use vllm",
             )
         yield by_kind[types[index] == "full_attention"]
-
-
-def _shares(spec: ModelSpec) -> bool:
-    """True if the layers without a cache read an earlier layer's."""
-    return spec.model_type in ("gemma3n_text", "gemma4_text")
 
 
 def _geometry(caches: tuple[LayerCache, ...]) -> tuple[object, ...]:

@@ -10,8 +10,8 @@ from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts, rules
 from kvplan.servers.sglang.changes import SOURCE
+from kvplan.servers.sglang.classes import as_read
 from kvplan.servers.sglang.models import context_length
-from kvplan.servers.sglang.reading import as_read
 from kvplan.servers.sglang.rules import LEAST_REQUESTS
 from kvplan.servers.sglang.size import layout, size
 from kvplan.servers.words.arguments import EngineArgs, Settings

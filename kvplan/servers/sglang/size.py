@@ -9,7 +9,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, PoolShare, Refusal, Request, Sized, check_load
 from kvplan.servers.plans.pool import cache_notes, largest_context
 from kvplan.servers.plans.weights import own_layout, rank_weights
-from kvplan.servers.sglang import adapters, drafts, hicache, offload, several_nodes, supported
+from kvplan.servers.sglang import adapters, classes, drafts, hicache, offload, several_nodes, supported
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
@@ -183,6 +183,7 @@ def size(request: Request) -> Sized:
         *hicache.notes(args),
         *offload.notes(request, worst),
         *sglang_models.tower_notes(spec, args),
+        *classes.notes(request),
         *adapters.notes(args),
         *replica_notes(args, replicas, ranks),
         *several_nodes.notes(request),

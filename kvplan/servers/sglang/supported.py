@@ -7,6 +7,7 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import ModelSpec, Quantization
 from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.sglang import models
+from kvplan.servers.sglang.classes import class_of, standing
 from kvplan.servers.words.arguments import Settings
 
 OLDEST_GPU: Final = 75  # srt/model_executor/model_runner_components/load_model_utils.py
@@ -31,21 +32,7 @@ RUNNERS: Final = {
 }
 UNQUANTIZED_TOO: Final = tuple(name for name in RUNNERS if name != "flashinfer_cutedsl")
 MODELOPT_NAMES: Final = {"mixed": "modelopt_mixed", "nvfp4": "modelopt_fp4", "fp8": "modelopt_fp8"}
-# On compute capability 10.x (srt/arg_groups/overrides.py and model_overrides).
-METHOD_READ: Final = frozenset(
-    {
-        "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Dots3NoteForCausalLM", "Glm4MoeForCausalLM",
-        "Glm5NextForConditionalGeneration", "GlmMoeDsaForCausalLM", "HYV4ForCausalLM",
-        "InternS2PreviewForConditionalGeneration", "KimiK25ForConditionalGeneration", "LongcatFlashForCausalLM",
-        "MistralLarge3ForCausalLM", "PixtralForConditionalGeneration", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
-        "Qwen3VLMoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
-        "Qwen4ExpForConditionalGeneration",
-    }
-)  # fmt: skip
 OWN_EXPERTS: Final = ("minimax_m3", "deepseek_v4")  # whose experts may be stored in a scheme of their own
-
-# Weights that a class creates without a check of their blocks (skip_block_quant_check). Source: srt/models/mimo_v2.py.
-UNCHECKED: Final = dict.fromkeys(("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM"), frozenset({"self_attn.qkv_proj"}))
 
 
 def refusal(request: Request, settings: Settings) -> Refusal | None:
@@ -56,8 +43,8 @@ def refusal(request: Request, settings: Settings) -> Refusal | None:
     if spec.is_sparse_mla and 0 < sm < SPARSE_MLA_CAPABILITY:
         needs = f"needs compute capability 9.0, this GPU has {sm / 10:.1f}"
         return unsupported(f"the sparse attention of {spec.name} {needs}")
-    if spec.model_type in models.NO_CLASS or spec.architecture in models.NO_CLASS_NAMED:
-        return unsupported(f"there is no class for {spec.architecture or spec.model_type}")
+    if isinstance(answer := standing(request), Refusal):
+        return answer
     backend = models.backend_refusal(spec, sm, request.args, request.release)
     flags = backend or deterministic(request) or runner(request)
     return flags or dtype(request, settings) or weights(request, settings)
@@ -100,7 +87,7 @@ def knows_method(spec: ModelSpec, sm: int) -> bool:
     """True if SGLang reads the checkpoint's method before it checks the runner: for some classes alone."""
     if spec.architecture.startswith("NemotronH"):
         return spec.quantization is not None and spec.quantization.method == "modelopt"
-    return models.is_datacenter_blackwell(sm) and spec.architecture in METHOD_READ
+    return models.is_datacenter_blackwell(sm) and class_of(spec).reads_method
 
 
 def modelopt_kind(stored: Quantization, spec: ModelSpec) -> str:
@@ -127,7 +114,8 @@ def weights(request: Request, settings: Settings) -> Refusal | None:
         return earlier(request)
     from kvplan.servers.plans import quantized  # most models store none
 
-    return quantized.refusal(request, TABLE, settings.dtype, UNCHECKED.get(request.spec.architecture, frozenset()))
+    unchecked = frozenset(class_of(request.spec).unchecked)
+    return quantized.refusal(request, TABLE, settings.dtype, unchecked)
 
 
 def earlier(request: Request) -> Refusal | None:

@@ -17,6 +17,7 @@ from kvplan.servers.plans.plan import Estimate, Kind
 from kvplan.servers.plans.weights import ONLINE_NAMES
 from kvplan.servers.vllm import experts, features
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.classes import class_of, type_of
 from kvplan.servers.vllm.overheads import expert_ranks
 from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.weights import (
@@ -35,53 +36,10 @@ ADAPTED: Final = (("mxfp4", 128, 256),)  # kernels that take adapters pad MXFP4 
 PER_LAYER: Final = "per_layer_model_projection"
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_VOCABULARY: Final = 258_048  # for a head with adapters; lora/layers/logits_processor.py
-# Model types whose embedding and head get adapters: their classes' `embedding_modules`.
-BOTH_TABLES: Final = frozenset({
-    "apertus", "exaone4", "exaone_moe", "falcon_h1", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared",
-    "jamba", "lfm2", "lfm2_moe", "llama", "llama4_text", "mixtral", "nemotron", "nemotron-nas", "nemotron_h", "phi3",
-    "phimoe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_vl_text", "solar",
-})  # fmt: skip
-EMBEDDING_ONLY: Final = frozenset({
-    "cohere", "cohere2", "gpt_bigcode", "gpt_neox", "olmo", "olmo2", "olmo3", "phi", "seed_oss", "smollm3",
-    "starcoder2",
-})  # fmt: skip
-# Fused layers that one adapter changes as a whole: (model type, name) -> one A. Their classes' `packed_modules_mapping`
-# does not list them.
-IN_ONE: Final = {
-    "phi3": ("qkv_proj", "gate_up_proj"),
-    "chatglm": ("query_key_value", "dense_h_to_4h"),
-    "internlm2": ("self_attn.qkv_proj",),
-    "qwen3_next": ("in_proj_qkvz", "in_proj_ba", "conv1d"),
-    "qwen3_5_text": ("conv1d",),
-    "qwen3_5_moe_text": ("conv1d",),
-    "granitemoehybrid": ("shared_mlp.gate_up_proj",),
-    "jamba": ("mamba.in_proj",),
-}
-# Experts whose gate and up projections have one A (`is_3d_moe_weight`).
-FUSED_EXPERTS: Final = frozenset({"gpt_oss", "qwen3_5_moe_text", "qwen3_vl_moe_text"})
 # Suffixes of weights that are not linear layers in vLLM, or that it excludes from adapters.
 LEFT_ALONE: Final = (
     "indexer.wk_weights_proj", "hc_attn_fn", "hc_ffn_fn", "tid2eid", "compressor.ape", "mamba.A", "mixer.gate",
 )  # fmt: skip
-# Architectures whose classes have no SupportsLoRA.
-UNSUPPORTED: Final = frozenset({
-    "AriaForConditionalGeneration", "BloomForCausalLM", "DbrxForCausalLM", "FalconForCausalLM",
-    "FalconMambaForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "Gemma3nForCausalLM",
-    "Gemma3nForConditionalGeneration",
-    "KimiK25ForConditionalGeneration", "KimiLinearForCausalLM", "KimiVLForConditionalGeneration",
-    "LlavaOnevisionForConditionalGeneration", "Mamba2ForCausalLM", "MambaForCausalLM", "MiMoV2FlashForCausalLM",
-    "MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM", "MiniMaxM3SparseForCausalLM",
-    "MiniMaxM3SparseForConditionalGeneration", "OrionForCausalLM", "Phi3VForCausalLM", "StableLmForCausalLM",
-    "Step1ForCausalLM", "Step3TextForCausalLM", "Step3VLForConditionalGeneration", "Step3p5ForCausalLM",
-    "Step3p7ForConditionalGeneration", "Zamba2ForCausalLM",
-})  # fmt: skip
-COMPARED: Final = frozenset({
-    "chatglm", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "falcon_h1", "gemma", "gemma2",
-    "gemma3_text", "gemma4_text", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "granite",
-    "granitemoehybrid", "internlm2", "jamba", "kimi_k2", "laguna", "llama", "llama4_text", "mimo", "minimax_m2",
-    "ministral3", "mistral", "mixtral", "nemotron-nas", "nemotron_h", "phi3", "qwen2", "qwen2_5_vl", "qwen3",
-    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text", "qwen3_vl_text", "starcoder2",
-})  # fmt: skip
 EVIDENCE: Final = "reports/constants.md#lora"
 EXACT: Final = f"vLLM 0.33 lora/layers, equal to its create_lora_weights; {EVIDENCE}"
 MODELED: Final = f"vLLM 0.33 lora/layers, not compared for this model or release; {EVIDENCE}"
@@ -116,9 +74,9 @@ def is_wrapped(weight: Weight, slots: Slots) -> bool:
 def slices(weight: Weight, spec: ModelSpec, slots: Slots) -> int:
     """Number of A matrices of a fused layer: one for each part that a checkpoint stores separately."""
     if weight.experts:
-        split = slots.two_dimensional or slots.shared_outer or spec.model_type not in FUSED_EXPERTS
+        split = slots.two_dimensional or slots.shared_outer or not type_of(spec).fused_experts
         return len(weight.parts) if split else 1
-    in_one = weight.name.endswith(IN_ONE.get(spec.model_type, ()) or ("\0",))
+    in_one = weight.name.endswith(type_of(spec).in_one or ("\0",))
     # A Mamba 2 projection is loaded whole if fully sharded.
     has_groups = slots.sharded and any(part.sharing is Sharing.GROUPS for part in weight.parts)
     return 1 if in_one or has_groups or repeats_groups(weight, slots.layout.tp) else len(weight.parts)
@@ -171,16 +129,9 @@ def in_layers(spec: ModelSpec, slots: Slots) -> int:
     return total
 
 
-def tables(spec: ModelSpec) -> tuple[str, ...]:
-    """Names of the tables that get adapters: embedding, head, both or none."""
-    if spec.model_type in BOTH_TABLES:
-        return ("embed_tokens", "lm_head")
-    return ("embed_tokens",) if spec.model_type in EMBEDDING_ONLY else ()
-
-
 def in_tables(spec: ModelSpec, slots: Slots) -> int:
     """Elements of one slot for embedding and head, replicated on each rank of their stages."""
-    own = tables(spec)
+    own = type_of(spec).adapted_tables
     places = {weight.group: weight.place for weight in spec.other_weights}
     where = {"embed_tokens": places.get("embedding", Place.FIRST), "lm_head": places.get("lm_head", Place.LAST)}
     names = [name for name in own if on_stage(where[name], slots.layout)]
@@ -220,11 +171,11 @@ def check(spec: ModelSpec, args: EngineArgs) -> None:
         raise UsageError(f"--max-loras {args.max_loras}", "must be 0 (none) or more")
     if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
         raise UsageError(f"--max-cpu-loras {args.max_cpu_loras}", f"is less than --max-loras {args.max_loras}")
-    if spec.architecture in UNSUPPORTED:
+    if not class_of(spec).adapters:
         raise UsageError("--enable-lora", f"vLLM has no adapters for {spec.name}", "remove it")
     if args.lora_dtype not in ("auto", "bfloat16", "float16"):
         raise UsageError(f"--lora-dtype {args.lora_dtype}", "is not supported by vLLM", "use auto, bfloat16 or float16")
-    own = tables(spec)
+    own = type_of(spec).adapted_tables
     if "lm_head" in own and spec.vocab_size > MOST_VOCABULARY:
         raise UsageError(
             "--enable-lora",
@@ -254,7 +205,7 @@ def with_targets(spec: ModelSpec, slots: Slots) -> None:
         if is_wrapped(weight, replace(slots, targets=frozenset()))
         for name in (weight.name.removesuffix(".w13").removesuffix(".w2"), *(() if weight.experts else weight.sources))
     }
-    known |= set(tables(spec))
+    known |= set(type_of(spec).adapted_tables)
     if strange := sorted(slots.targets - known):
         raise UsageError(
             f"--lora-target-modules {strange[0]}",
@@ -284,9 +235,9 @@ def lora(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int = 0) 
     count = in_layers(spec, slots) + in_tables(spec, slots)
     element = DTYPE_BITS[settings.dtype if args.lora_dtype == "auto" else args.lora_dtype] // 8
     likely = element * args.max_loras * count + mappings(settings, args.max_loras)
-    compared = settings.version.is_compared and spec.model_type in COMPARED and is_plain(spec)
+    compared = settings.version.is_compared and type_of(spec).adapters and is_plain(spec)
     wider = 0
-    if not compared and not tables(spec) and not slots.targets:
+    if not compared and not type_of(spec).adapted_tables and not slots.targets:
         wider = element * args.max_loras * 2 * args.max_lora_rank * (spec.vocab_size + spec.hidden_size)
     formula = f"{args.max_loras} slots x {count:,} elements at rank {args.max_lora_rank} x {element} B + mappings"
     kind: Kind = "exact" if compared else "formula"

@@ -7,6 +7,7 @@ from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.plans.pool import plain_layers
 from kvplan.servers.vllm import attention_table as table
 from kvplan.servers.vllm import backends, rules
+from kvplan.servers.vllm.classes import type_of
 from kvplan.servers.words.arguments import Settings
 
 OWN_ATTENTION = ("minimax_m3", "step5")  # model types whose class brings a backend of its own
@@ -56,7 +57,7 @@ def backend_of_class(request: Request) -> str | None:
 
 
 def has_alibi(spec: ModelSpec) -> bool:
-    return spec.model_type in ("bloom", "mpt") or spec.config.get("alibi") is True
+    return type_of(spec).alibi or spec.config.get("alibi") is True
 
 
 def for_uneven(layer: table.Layer, sm: int, known: frozenset[str]) -> table.Answers | None:

@@ -7,16 +7,15 @@ estimated as without it.
 """
 
 from collections.abc import Iterator
-from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.classes import type_of
 from kvplan.servers.words.arguments import EngineArgs
 
 # Sparse attention whose CUDA graphs it supports.
-SPARSE_WITH_GRAPHS: Final = ("deepseek_v32", "glm_moe_dsa")
 
 
 def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
@@ -43,7 +42,7 @@ def _problems(spec: ModelSpec, args: EngineArgs, release: Version) -> Iterator[t
         yield f"vLLM supports it for text only, and {spec.name} takes {inputs}", "add --language-model-only"
     if args.max_loras:
         yield "vLLM does not support adapters with it", "remove one of them"
-    sparse = spec.is_sparse_mla and spec.model_type not in SPARSE_WITH_GRAPHS
+    sparse = spec.is_sparse_mla and not type_of(spec).prefill_graphs
     if sparse and not args.enforce_eager:
         yield f"vLLM captures no CUDA graphs of {spec.name} with it", "add --enforce-eager"
     if args.decode_context_parallel_size > 1 and not spec.is_sparse_mla:

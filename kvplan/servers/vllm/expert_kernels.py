@@ -17,6 +17,7 @@ from kvplan.models.spec import ModelSpec, Scheme, Weight
 from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.plans.quantized import LISTS, key_of, listed, nearest, stored_weights
 from kvplan.servers.plans.weights import draft_layout, online_scheme, weight_layout
+from kvplan.servers.vllm.classes import type_of
 from kvplan.servers.vllm.rules import expert_backend
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import Layout, equals, local_shape, ranks_of, scheme_for
@@ -25,17 +26,6 @@ TABLE: Final = Path(__file__).with_name("moe_backends.txt")  # vLLM 0.33's answe
 UNQUANTIZED: Final = "unquantized"
 RELU2: Final = ("relu2", "squared_relu")
 FLAGS: Final = ("plain", "spread", "lora")  # a softmax router that does not renormalize, expert parallelism, adapters
-# Activations of experts by model type; others are told by their configs. Source: vLLM 0.33 models/*.py.
-ACTIVATIONS: Final = {
-    "gpt_oss": "swigluoai", "minimax_m3": "swigluoai_uninterleave", "minimax_m3_vl": "swigluoai_uninterleave",
-    "gemma4": "gelu_tanh", "gemma4_text": "gelu_tanh", "kimi_k3": "situ",
-}  # fmt: skip
-# Routers that renormalize if the config does not say (`norm_topk_prob`): their classes' defaults in transformers 5, or
-# always in vLLM's class.
-RENORMALIZING: Final = (
-    "deepseek_v3", "exaone_moe", "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoehybrid", "granitemoeshared",
-    "lfm2_moe", "mixtral", "nemotron_h", "qwen3_5_moe_text", "qwen3_next", "solar_open",
-)  # fmt: skip
 Sizes = tuple[int, int, int]
 MEGA_DEEP_GEMM: Final = "flashinfer_moe_ep_mega_deep_gemm"
 OWN_PATH: Final = "deep_gemm_mega_moe"  # a class of DeepSeek-V4's own, which was not asked
@@ -129,13 +119,13 @@ def kind_of(spec: ModelSpec, args: EngineArgs) -> Kind:
 def renormalizes(spec: ModelSpec) -> bool:
     """True if the router renormalizes the weights of the experts that it chose."""
     stated = text_config(spec).get("norm_topk_prob")
-    return spec.model_type in RENORMALIZING if stated is None else bool(stated)
+    return type_of(spec).renormalizes if stated is None else bool(stated)
 
 
 def activation(spec: ModelSpec) -> str:
     text = text_config(spec)
     name = text.get("mlp_hidden_act") or text.get("hidden_act") or text.get("hidden_activation")
-    return ACTIVATIONS.get(spec.model_type, "relu2_no_mul" if name in RELU2 else "silu")
+    return type_of(spec).activation or ("relu2_no_mul" if name in RELU2 else "silu")
 
 
 def text_config(spec: ModelSpec) -> Mapping[str, Any]:

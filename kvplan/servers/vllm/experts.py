@@ -15,6 +15,7 @@ from kvplan.servers.plans.plan import Estimate, Request
 from kvplan.servers.plans.weights import weight_layout
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import moe_backends
+from kvplan.servers.vllm.classes import type_of
 from kvplan.servers.vllm.features import Feature
 from kvplan.servers.vllm.overheads import expert_ranks
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -39,13 +40,7 @@ UNBALANCED_KINDS: Final = {
     "compressed-tensors": ("int8_channel", "int8_tensor", "mxfp8"),
     "quark": ("fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "int8_tensor", "nvfp4"),
 }
-NEVER_BALANCED: Final = ("gpt_oss", "dbrx")  # their expert layers lack it too
-# Families whose class builds its experts without EPLB (model_executor/models): the server starts and balances nothing.
-COPYING: Final = "glm4_moe_lite"  # takes the number of copies all the same, and stops
-UNAWARE: Final = frozenset({
-    "gemma4_text", "granitemoe", "granitemoehybrid", "jamba", "kimi_linear", "minimax_m2", "minimax_m3", "olmoe",
-    "phimoe", "qwen2_moe", COPYING,
-})  # fmt: skip
+UNAWARE: Final = ("ignored", "copied")
 EPLB_SOURCE: Final = "vLLM 0.33 distributed/eplb/eplb_state.py (add_model); as its code reads, compared with no device"
 DEEPEP_SOURCE: Final = (
     "vLLM 0.33 distributed/device_communicators/all2all.py, DeepEP csrc/legacy/config.hpp; as the code reads, compared "
@@ -81,9 +76,9 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
         raise UsageError("--enable-eplb", "requires --enable-expert-parallel", "add it")
     if ranks == 1:
         raise UsageError("--enable-eplb", "requires several ranks", "raise --tp or --dp")
-    if spec.model_type in NEVER_BALANCED or is_unbalanced(spec):
+    if type_of(spec).balances == "refused" or is_unbalanced(spec):
         raise UsageError("--enable-eplb", f"vLLM does not balance the experts of {spec.name}", "remove it")
-    if spare and spec.model_type == COPYING:
+    if spare and type_of(spec).balances == "copied":
         problem = f"vLLM stops: its class of {spec.model_type} copies experts without balancing them"
         raise UsageError(f"--num-redundant-experts {spare}", problem, "remove it")
     experts = num_experts(spec)
@@ -98,7 +93,7 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
 
 def is_unbalanced(spec: ModelSpec) -> bool:
     """True if the class that computes the experts' storage scheme does not let them move between ranks."""
-    if spec.quantization is None or spec.model_type in UNAWARE:
+    if spec.quantization is None or type_of(spec).balances in UNAWARE:
         return False
     method = spec.quantization.method
     if method not in UNBALANCED_KINDS:
@@ -116,7 +111,7 @@ def is_unbalanced(spec: ModelSpec) -> bool:
 def copied(request: Request) -> tuple[Request, list[str]]:
     """The request without copies that its model's class does not make, and a note on them."""
     spec, args = request.spec, request.args
-    if not args.enable_eplb or not args.num_redundant_experts or spec.model_type not in UNAWARE - {COPYING}:
+    if not args.enable_eplb or not args.num_redundant_experts or type_of(spec).balances != "ignored":
         return request, []
     note = f"--num-redundant-experts has no effect: vLLM's class of {spec.model_type} makes no copies of its experts"
     return replace(request, args=replace(args, num_redundant_experts=0)), [note]
@@ -134,7 +129,7 @@ def expert_layers(spec: ModelSpec, layout: Layout) -> list[int]:
 def balancing(spec: ModelSpec, args: EngineArgs, layout: Layout) -> tuple[int, str]:
     """Bytes that EPLB uses on a rank: a buffer for moving a layer's experts, maps, and the recent load statistics."""
     layers = expert_layers(spec, layout)
-    if not args.enable_eplb or not layers or spec.model_type in UNAWARE:
+    if not args.enable_eplb or not layers or type_of(spec).balances in UNAWARE:
         return 0, ""
     experts, copies = num_experts(spec), num_experts(spec) + args.num_redundant_experts
     first = spec.layer_weights[layers[0]]

@@ -9,15 +9,11 @@ from kvplan.models.quant import STATED
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans.plan import Request
 from kvplan.servers.plans.weights import ONLINE_METHODS
+from kvplan.servers.vllm.classes import class_of
 from kvplan.servers.vllm.formats import algorithm
 
-# Classes that do not take `model.layers.` in a list for the layers of their language model, and methods whose lists
-# name modules whole. Source: vLLM 0.33 model_executor/models (hf_to_vllm_mapper), layers/quantization/quark/utils.py,
+# Methods whose lists name modules whole. Source: vLLM 0.33 layers/quantization/quark/utils.py,
 # compressed_tensors/utils.py and utils/quant_utils.py.
-UNMAPPED: Final = frozenset({
-    "Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration", "KimiK25ForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
-})  # fmt: skip
 BY_WHOLE_NAME: Final = ("compressed-tensors", "fp8", "quark")
 UNCLAIMED: Final = ("FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")  # algorithms of ModelOpt that no class of vLLM claims
 TEXT_LAYERS: Final = "model.layers."
@@ -56,7 +52,7 @@ def loaded(request: Request) -> tuple[Request, list[str]]:
 def with_names_of_class(spec: ModelSpec) -> ModelSpec:
     """The model without listed names that match none of its modules: its class calls them by another prefix."""
     stored = spec.quantization
-    if stored is None or spec.architecture not in UNMAPPED or stored.method not in BY_WHOLE_NAME:
+    if stored is None or class_of(spec).maps_names or stored.method not in BY_WHOLE_NAME:
         return spec
     names = {name: scheme for name, scheme in stored.names.items() if not name.startswith(TEXT_LAYERS)}
     return spec if names == stored.names else replace(spec, quantization=replace(stored, names=names))

@@ -23,13 +23,10 @@ from kvplan.models.spec import (
     Weight,
 )
 from kvplan.servers.plans.plan import Request
-from kvplan.servers.vllm.reading import reading_of
+from kvplan.servers.vllm.classes import class_of, type_of
 from kvplan.servers.words.arguments import EngineArgs
 
 CONVERTS: Final = ("embed", "classify")
-# vLLM 0.33 loads these with their head.
-GENERATING: Final = ("LlamaModel", "MistralModel", "Qwen2Model", "Gemma2Model", "Qwen2_5OmniModel", "ChatGLMModel")
-WITH_HEAD: Final = "JambaForSequenceClassification"  # a class of its own, which scores beside the output head
 CLASSIFYING: Final = ("ForSequenceClassification", "ForTokenClassification")
 SCORE: Final = "score"
 
@@ -82,7 +79,7 @@ def converts(spec: ModelSpec, args: EngineArgs) -> str | None:
 def is_bare(spec: ModelSpec) -> bool:
     """True if a config names the model without a head, so that vLLM treats it as an embedding model (Qwen3Model)."""
     name = spec.architecture
-    return name.endswith("Model") and not name.endswith("HeadModel") and name not in GENERATING
+    return name.endswith("Model") and not name.endswith("HeadModel") and not class_of(spec).generates
 
 
 def num_labels(spec: ModelSpec) -> int:
@@ -107,7 +104,7 @@ def dtype_of(spec: ModelSpec) -> str:
     levels = (spec.config, text_of(spec.config))
     stated = next((level[key] for level in levels for key in ("dtype", "torch_dtype") if level.get(key)), "")
     is_wide = str(stated).removeprefix("torch.") in ("float32", "float")
-    return "float16" if is_wide and not reading_of(spec).no_float16 else spec.dtype
+    return "float16" if is_wide and not type_of(spec).no_float16 else spec.dtype
 
 
 def pooled(request: Request) -> tuple[Request, list[str]]:
@@ -132,7 +129,7 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
             "remove it",
         )
     spec = replace(spec, dtype=dtype_of(spec))
-    keeps = spec.architecture == WITH_HEAD
+    keeps = class_of(spec).keeps_head
     weights = [weight for weight in spec.other_weights if weight.group != "lm_head" or keeps]
     reward, args = REWARDS.get(spec.architecture), request.args
     if reward is not None and reward.hidden and spec.quantization is not None:

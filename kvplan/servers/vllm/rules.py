@@ -23,7 +23,7 @@ from kvplan.models.spec import (
 )
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.changes import RELEASES, since
-from kvplan.servers.vllm.reading import context_limits, reading_of
+from kvplan.servers.vllm.classes import class_of, context_limits, type_of
 from kvplan.servers.words.arguments import EngineArgs, Settings, lacking
 from kvplan.sizing.layout import SHORT_DTYPES, check_dtype, check_kv_dtype
 
@@ -76,76 +76,22 @@ def is_v0(release: Version, sm: int) -> bool:
     return not release.has("v1") or (not release.has("v1_only") and 0 < sm < AMPERE)
 
 
-# Architectures that use model runner V2 by default, from a release until the next row's.
-# Source: vLLM 0.22 to 0.28 config/vllm.py (DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES), all read.
-RUNNER_V2_BY_NAME: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
-    ((0, 22), frozenset({"Qwen3ForCausalLM"})),
-    ((0, 23), frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})),
-    (
-        (0, 24),
-        frozenset(
-            {
-                "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
-                "LlamaForCausalLM", "MistralForCausalLM",
-            }
-        ),
-    ),
-    ((0, 25), frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})),
-    (
-        (0, 26),
-        frozenset(
-            {
-                "DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
-                "InklingForConditionalGeneration", "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM",
-            }
-        ),
-    ),
-    (
-        (0, 27),
-        frozenset(
-            {
-                "DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
-                "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM",
-                "Qwen2MoeForCausalLM",
-            }
-        ),
-    ),
-    (
-        (0, 28),
-        frozenset(
-            {
-                "DeepseekV2ForCausalLM", "DeepseekV4ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
-                "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM",
-                "Qwen2MoeForCausalLM",
-            }
-        ),
-    ),
-)  # fmt: skip
-# Likewise those that keep runner V1 on AMD GPUs. Source: vLLM 0.29 to 0.32 config/vllm.py (ROCM_DEFAULT_MRV1_...).
-RUNNER_V1_ON_AMD: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
-    ((0, 29), frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})),
-    ((0, 30), frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"})),
-    ((0, 32), frozenset()),
-)
-
-
 def runs_v2(spec: ModelSpec, release: Version, *, amd: bool = False) -> bool:
     """True if model runner V2 runs, by the release, the architecture and the model's components."""
     if release.runner_v2 is not None:
         return release.runner_v2
     if release.has("runner_v2"):
-        return not (amd and spec.architecture in _row(RUNNER_V1_ON_AMD, release))
+        return not (amd and is_between(release, class_of(spec).runner_v1_on_amd))
     if not release.has("runner_v2_by_name"):
         return False
-    named = spec.architecture in _row(RUNNER_V2_BY_NAME, release)
+    named = is_between(release, class_of(spec).runner_v2)
     if named and (release.has("runner_v2_quantized") or spec.quantization is None):
         return not spec.has_states or release.has("runner_v2_named_hybrids")
     return release.has("runner_v2_dense") and not spec.experts_per_token and not spec.has_states
 
 
-def _row(table: tuple[tuple[tuple[int, int], frozenset[str]], ...], release: Version) -> frozenset[str]:
-    """Return the newest row of a table that is not newer than this release."""
-    return next(names for first, names in reversed(table) if first <= release.number)
+def is_between(release: Version, minors: tuple[int, int]) -> bool:
+    return (0, minors[0]) <= release.number <= (0, minors[1])
 
 
 def caches_prefixes(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
@@ -200,7 +146,7 @@ def resolve_dtype(spec: ModelSpec, stated: str, sm: int) -> str:
     if name == "auto":
         name = spec.dtype
         if 0 < sm < AMPERE and name == "bfloat16":
-            name = "float32" if reading_of(spec).no_float16 else "float16"
+            name = "float32" if type_of(spec).no_float16 else "float16"
     check_dtype(name)
     return name
 
@@ -211,9 +157,6 @@ V4_KV_DTYPES = (
     "fp8_e4m3",
     "fp8_ds_mla",
 )  # DeepSeek-V4 has one cache layout, whichever of these is asked
-
-
-FP8_ON_BLACKWELL = ("glm_moe_dsa", "glm5_next_text", "glm5_next")  # model_executor/models/config.py
 
 
 def has_rope_key(spec: ModelSpec) -> bool:
@@ -248,7 +191,7 @@ def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
     name = stated
     if name == "auto":
         name = stored_kv_dtype(spec) or dtype
-        if spec.is_sparse_mla and spec.model_type in FP8_ON_BLACKWELL and 100 <= sm < 120:
+        if spec.is_sparse_mla and type_of(spec).fp8_on_blackwell and 100 <= sm < 120:
             name = "fp8"
     if name in ("fp8", "fp8_e4m3") and spec.is_sparse_mla:
         return "fp8" if 100 <= sm < 120 or not has_rope_key(spec) else "fp8_ds_mla"
@@ -541,18 +484,13 @@ SHARES_TOKENS = (
     None, "allgather_reducescatter", "naive", "pplx", "deepep_high_throughput", "deepep_low_latency", "deepep_v2",
     "flashinfer_nvlink_one_sided", "mori_high_throughput", "mori_low_latency", "nixl_ep", "passthrough",
 )  # fmt: skip
-# Classes that then keep shared experts whole; others shard them nevertheless (GLM-4.5 to 4.7, Granite, Laguna).
-WHOLE_SHARED = frozenset({
-    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "kimi_k2", "llama4_text", "nemotron_h",
-    "qwen3_5_moe_text", "qwen3_next",
-})  # fmt: skip
 
 
 def keeps_shared_whole(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
     """True if each rank keeps shared experts whole, as it computes them for its own tokens (sequence parallel MoE)."""
     spread = args.tensor_parallel_size > 1 and args.data_parallel_size > 1 and args.enable_expert_parallel
     known = release.has("sequence_parallel_experts") and args.all2all_backend in SHARES_TOKENS
-    return spread and known and spec.model_type in WHOLE_SHARED
+    return spread and known and type_of(spec).whole_shared
 
 
 def keeps_dense_whole(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:

@@ -8,7 +8,7 @@ from kvplan.servers.base import Abilities, Explanation, Sources, Terms
 from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version, patch_of
 from kvplan.servers.vllm import features, rules
-from kvplan.servers.vllm.reading import as_read, reading_of
+from kvplan.servers.vllm.classes import as_read, type_of
 from kvplan.servers.vllm.size import gate, layout, size
 from kvplan.servers.words.arguments import EngineArgs, Settings
 
@@ -125,7 +125,7 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
 def with_own_cache(request: Request) -> tuple[Request, list[str]]:
     """The request with the KV dtype that the model's class gives its attention, and a note; usually unchanged."""
     spec, stated = request.spec, request.args.kv_cache_dtype
-    if stated == "auto" or not reading_of(spec).own_cache:
+    if stated == "auto" or not type_of(spec).own_cache:
         return request, []
     note = f"--kv-cache-dtype {stated} is ignored: vLLM's class keeps the KV of {spec.name} in its own dtype"
     return replace(request, args=replace(request.args, kv_cache_dtype="auto")), [note]

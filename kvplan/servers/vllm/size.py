@@ -22,7 +22,7 @@ from kvplan.servers.plans.plan import (
 )
 from kvplan.servers.plans.pool import Capacity, Pool, blocks_in, cache_notes
 from kvplan.servers.plans.weights import own_layout, rank_weights
-from kvplan.servers.vllm import activations, features, overheads, supported
+from kvplan.servers.vllm import activations, classes, features, overheads, supported
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.words.arguments import LOOKING_AHEAD, READS_NEXT, EngineArgs, Settings
@@ -201,7 +201,7 @@ def start_notes(
 ) -> list[str]:
     """Reasons why a server with enough room might not start, or not hold what was requested."""
     args = request.args
-    notes = vllm.mm_notes(request.spec, args, request.release)
+    notes = classes.notes(request) + vllm.mm_notes(request.spec, args, request.release)
     notes += of_items
     if settings.backend is not None:
         notes += vllm_pages.backend_notes(request.spec, settings, args, request.gpu.sm)

@@ -8,7 +8,7 @@ from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow, Windo
 from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.plans.weights import ONLINE_METHODS
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm import features, reading, rules
+from kvplan.servers.vllm import classes, features, rules
 from kvplan.servers.vllm.changes import since
 from kvplan.servers.words.arguments import RANKS, Settings
 
@@ -17,38 +17,13 @@ FLOATS: Final = ("float16", "bfloat16")
 # Methods whose get_supported_act_dtypes has float32. Source: vLLM 0.33 model_executor/layers/quantization.
 IN_FLOAT32: Final = ("compressed-tensors",)
 
-# The last release that supported each architecture: only language models, as those are sized here. Source: vLLM 0.33
-# model_executor/models/registry.py, which names the release when it rejects one.
-LAST_RELEASE = {
-    "MllamaForConditionalGeneration": (0, 10), "Phi4FlashForCausalLM": (0, 10), "Phi3SmallForCausalLM": (0, 9),
-    "QWenLMHeadModel": (0, 23), "InternLMForCausalLM": (0, 23), "XverseForCausalLM": (0, 23),
-    "BambaForCausalLM": (0, 23), "Dots1ForCausalLM": (0, 23), "MiniMaxForCausalLM": (0, 23),
-    "MiniMaxText01ForCausalLM": (0, 23),
-    "MiniMaxM1ForCausalLM": (0, 23), "BaiChuanForCausalLM": (0, 23), "BaichuanForCausalLM": (0, 23),
-    "AquilaModel": (0, 24), "AquilaForCausalLM": (0, 24), "Grok1ForCausalLM": (0, 24), "Grok1ModelForCausalLM": (0, 24),
-    "TeleChatForCausalLM": (0, 25), "PersimmonForCausalLM": (0, 25), "Plamo2ForCausalLM": (0, 26),
-    "OuroForCausalLM": (0, 26), "ArcticForCausalLM": (0, 28), "MPTForCausalLM": (0, 28), "MptForCausalLM": (0, 28),
-    "RWForCausalLM": (0, 28), "StableLMEpochForCausalLM": (0, 28),
-}  # fmt: skip
-# Architectures in published configs that no release has a class for. Source: the same file.
-NO_CLASS = ("LlavaLlamaForCausalLM",)
-
-# The first release whose caches are sized this way, if earlier ones page them differently or lack the model.
-FIRST_SIZED: dict[str, tuple[int, ...]] = {
-    "MiniMaxM1ForCausalLM": (0, 11),
-    "MiniMaxText01ForCausalLM": (0, 11),
-    "MiniMaxForCausalLM": (0, 11),
-    "Glm5NextForConditionalGeneration": (0, 31),
-    "Glm5NextForCausalLM": (0, 31),
-}
-
 
 def check_architecture(spec: ModelSpec, release: Version, sm: int) -> None:
     """Reject a model whose caches a release sizes in a way that is not modeled."""
-    first = FIRST_SIZED.get(spec.architecture)
+    first: tuple[int, ...] = classes.class_of(spec).first_sized
     if spec.is_pooled and sm // 10 != 9:  # other kernels read whole rows
         first = since("pooled_pages")
-    if first is not None and release.number < first:
+    if release.number < first:
         raise UnsupportedModelError(
             spec.name,
             f"how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is not modeled",
@@ -63,16 +38,12 @@ def refusal(request: Request, settings: Settings) -> Refusal | None:
 
 def architecture(request: Request, settings: Settings) -> Refusal | None:
     """Return a refusal of an architecture that only earlier releases run, or none does."""
-    if request.spec.architecture in NO_CLASS:
-        return unsupported(f"there is no class for {request.spec.architecture}")
-    last = LAST_RELEASE.get(request.spec.architecture)
-    if last is None or request.release.number <= last:
-        return None
-    return unsupported(f"it does not run {request.spec.architecture}; {last[0]}.{last[1]} was the last to do so")
+    answer = classes.standing(request)
+    return answer if isinstance(answer, Refusal) else None
 
 
 def windows(request: Request, settings: Settings) -> Refusal | None:
-    return reading.refusal(request.spec)
+    return classes.refusal(request.spec)
 
 
 def experts(request: Request, settings: Settings) -> Refusal | None:
@@ -95,7 +66,7 @@ def dtype(request: Request, settings: Settings) -> Refusal | None:
     if old and name == "bfloat16":
         text = f"--dtype bfloat16 needs compute capability 8.0, this GPU has {sm / 10:.1f}"
         return unsupported(text, "dtype", ("float16", "float32"))
-    if name == "float16" and reading.reading_of(spec).no_float16 and request.release.has("no_float16"):
+    if name == "float16" and classes.type_of(spec).no_float16 and request.release.has("no_float16"):
         return unsupported(f"{spec.name} is not supported in float16", "dtype", ("bfloat16", "float32"))
     if method == "mxfp4" and name != "bfloat16" and not old:
         return unsupported(f"{spec.name} is supported in bfloat16 alone, as stored in MXFP4", "dtype", ("bfloat16",))
@@ -167,7 +138,7 @@ def cache_name(spec: ModelSpec, stated: str, sm: int) -> str:
     stored = rules.stored_kv_dtype(spec)
     if stated == "auto" and stored is not None:
         return "fp8_e4m3" if stored == "fp8" else stored
-    if stated == "auto" and spec.is_sparse_mla and spec.model_type in rules.FP8_ON_BLACKWELL and 100 <= sm < 110:
+    if stated == "auto" and spec.is_sparse_mla and classes.type_of(spec).fp8_on_blackwell and 100 <= sm < 110:
         return "fp8_e4m3" if spec.model_type == "glm_moe_dsa" else "fp8"
     return "auto" if stated == "bfloat16" and spec.model_type == "deepseek_v32" else stated
 
@@ -238,9 +209,9 @@ def ranks(request: Request, settings: Settings) -> Refusal | None:
     spec, args = request.spec, request.args
     if args.enable_expert_parallel and not spec.experts_per_token:
         return unsupported(f"{spec.name} has no experts to spread", "enable_expert_parallel", (False,))
-    if args.enable_expert_parallel and reading.reading_of(spec).hides_experts:
+    if args.enable_expert_parallel and classes.type_of(spec).hides_experts:
         return unsupported(f"it does not find the experts of {spec.name}", "enable_expert_parallel", (False,))
-    if args.pipeline_parallel_size > 1 and reading.reading_of(spec).no_stages:
+    if args.pipeline_parallel_size > 1 and classes.type_of(spec).no_stages:
         return unsupported(f"{spec.name} cannot be split into stages", "pipeline_parallel_size", (1,))
     dcp = args.decode_context_parallel_size
     if dcp > 1 and (holder := windowed(request)) is not None:

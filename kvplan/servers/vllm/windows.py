@@ -3,20 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families.config import Config
 from kvplan.models.families.rope import rope_type, scaling, table_rows
 from kvplan.models.spec import FullAttention, LayerCache, ModelSpec, SlidingWindow
-
-# Classes that run without their window. vLLM 0.33 fails for those of Gemma 3n and 4, Laguna and MiMo (their configs
-# must have one) and of Cohere 2 (which adds to it); others were not asked.
-WITHOUT_WINDOWS: Final = frozenset(
-    {"mistral", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "phi3", "starcoder2", "qwen2", "qwen3"}
-)
-
-SCALED_ALREADY: Final = ("gemma3", "gemma3_text")  # whose positions in the config are
+from kvplan.servers.vllm.classes import type_of
 
 
 @lru_cache(maxsize=64)
@@ -29,13 +21,13 @@ def without_windows(spec: ModelSpec) -> ModelSpec:
     text = inner if isinstance(inner, Mapping) else spec.config
     windows = {cache.window for layer in spec.layers for cache in layer if isinstance(cache, SlidingWindow)}
     window = text.get("sliding_window", max(windows, default=None))
-    if windows and (spec.model_type not in WITHOUT_WINDOWS or not isinstance(window, int)):
+    if windows and (not type_of(spec).without_windows or not isinstance(window, int)):
         problem = f"vLLM's class of {spec.name} ({spec.model_type}) needs its window, or was not compared"
         raise UnsupportedModelError("--disable-sliding-window", problem, "remove it")
     if not isinstance(window, int) or window < 1:
         return spec
     layers = tuple(tuple(full(cache) for cache in layer) for layer in spec.layers)
-    end = window if spec.model_type in SCALED_ALREADY else stretched(Config(dict(text), spec.source), window)
+    end = window if type_of(spec).scaled_already else stretched(Config(dict(text), spec.source), window)
     context, limit = min(spec.max_model_len, end), min(spec.context_limit, end)
     return replace(spec, layers=layers, max_model_len=context, context_limit=limit)
 
