@@ -44,7 +44,7 @@ def label(row: dict[str, Any]) -> str:
 
 
 def is_near(row: dict[str, Any]) -> bool:
-    return abs(peak_of(row).likely - row["peak"]) <= max(32 * MIB, 0.02 * row["peak"])
+    return bool(abs(peak_of(row).likely - row["peak"]) <= max(32 * MIB, 0.02 * row["peak"]))
 
 
 def test_at_least_97_percent_of_the_peaks_are_within_2_percent_or_32_mib() -> None:
