@@ -1,5 +1,7 @@
 """A form: the same keys from every source, all faults at once, and values that a log completes."""
 
+from typing import Any
+
 import pytest
 
 from kvplan.asked.call import form_of
@@ -8,7 +10,7 @@ from kvplan.asked.question import requests
 from kvplan.cli import options
 from kvplan.core.errors import KvplanError, UsageError
 
-PLAIN = {"model": "llama-3.1-8b", "gpu": ["l40s"], "max_model_len": ["8k"]}
+PLAIN: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": ["l40s"], "max_model_len": ["8k"]}
 
 
 def test_every_key_is_an_option_of_a_plan_and_its_lengths() -> None:
@@ -18,7 +20,7 @@ def test_every_key_is_an_option_of_a_plan_and_its_lengths() -> None:
 
 
 def test_a_command_line_a_call_and_a_form_ask_the_same() -> None:
-    typed = options.form_of(options.EstimateOptions(model="llama-3.1-8b", gpu=["l40s"], max_model_len=["8k"]))
+    typed = options.form_of(options.EstimateOptions(**PLAIN))
     called = form_of({"max_model_len": "8k"}, model="llama-3.1-8b", gpu="l40s")
     assert typed.values == called.values == PLAIN
     (request,) = requests(read_form(typed)).requests
