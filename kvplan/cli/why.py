@@ -188,13 +188,17 @@ def kind_of(failure: Failure) -> str:
     return planning.OUT_OF_MEMORY if failure.memory_question and failure.phase is None else "unknown"
 
 
+SHARES: Final = ("gpu_memory_utilization", "mem_fraction_static")
+
+
 def settings_of(failure: Failure, log: ServerLog) -> dict[str, Any]:
     """The server's arguments according to the log; utilizations as numbers."""
-    settings: dict[str, Any] = {**log.flags, **dict.fromkeys(failure.settings, True)}
-    for name in ("gpu_memory_utilization", "mem_fraction_static"):
+    shares: dict[str, float] = {}
+    for name in SHARES:
         with suppress(ValueError):
-            settings[name] = float(settings.pop(name, ""))
-    return settings
+            shares[name] = float(log.flags.get(name, ""))
+    others = {name: text for name, text in log.flags.items() if name not in SHARES}
+    return {**others, **dict.fromkeys(failure.settings, True), **shares}
 
 
 def other_estimate(failure: Failure, request: Request) -> str | None:

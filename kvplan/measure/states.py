@@ -311,7 +311,8 @@ def clock(line: str) -> datetime | None:
     match = _CLOCK.search(line[:200])
     if match is None:
         return None
+    month, day, hour, minute, second = map(int, match.groups())
     try:
-        return datetime(LEAP_YEAR, *(int(text) for text in match.groups()))  # type: ignore[arg-type]
+        return datetime(LEAP_YEAR, month, day, hour, minute, second)
     except ValueError:
         return None

@@ -20,6 +20,7 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
+from kvplan.planning.diff import LABELS
 from kvplan.planning.plan import NOT_MODELED, host_rows, stage_of, statements
 from kvplan.planning.users import request_blocks
 from kvplan.servers.base import Explanation, abilities_of, server_of
@@ -65,7 +66,7 @@ def _places(plan: Plan) -> Iterator[str]:
     for number, place in enumerate(plan.places):
         memory = place.memory
         rows = ", ".join(
-            f"{name.replace('_', ' ')} {format_gib(getattr(memory, name))}"
+            f"{LABELS[f'memory.{name}']} {format_gib(getattr(memory, name))}"
             for name in MemoryBreakdown.ROWS
             if getattr(memory, name) or name == "unused"
         )
