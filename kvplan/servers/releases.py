@@ -36,7 +36,7 @@ class Change:
 class Releases:
     """Known releases of a server and their changes, as `changes.py` in its folder defines them.
 
-    compared  releases whose own results the rules were compared with, case by case
+    compared  releases whose own results the rules were compared with, case by case, as they are named
     changes   by name: present in each release from `since` on
     listed    whether an explanation of an older release lists later changes
     """
@@ -140,11 +140,8 @@ class Version:
 
     @property
     def is_compared(self) -> bool:
-        """True if the rules were compared with this release's own code; SGLang's 0.5 without a patch is the
-        compared one.
-        """
-        given = self.number if self.patch is None else self.fields
-        return given in [fields[: len(given)] for fields in releases_of(self.engine).compared]
+        """True if the rules were compared with this release's own code."""
+        return (self.number if self.patch is None else self.fields) in releases_of(self.engine).compared
 
     @property
     def fields(self) -> tuple[int, ...]:

@@ -50,6 +50,9 @@ def test_a_log_reconciles_in_one_command(run: Run, log: Log) -> None:
     assert rows["weights"]["predicted"] == pytest.approx(2 * (8_030_261_248 + 131_072 * 128), abs=4 << 20)
     assert rows["weights"]["logged"] == round(14.9888 * GIB)
     assert rows["activations"]["logged"] == pytest.approx((17.06 - 14.9888) * GIB, abs=2)
+    # From vLLM's code, not from this log: 20,000 tokens with three hidden states of 4,096 and 3 x 14,336 of the MLP, in
+    # 2 bytes: 2.06 GiB.
+    assert rows["activations"]["predicted"] == pytest.approx(20_000 * (3 * 4_096 + 3 * 14_336) * 2, abs=1 << 20)
     assert rows["activations"]["why"] == "logged as the peak of torch, less the weights"
     assert rows["kv_cache"]["logged"] == round(3.81 * GIB)
     assert rows["cuda_graphs"]["why"] == "not in the log"
@@ -309,8 +312,7 @@ WHERE = ("--gpu", "rtx-3090")
 def test_a_logged_zero_is_compared_and_breaks_any_limit(run: Run, log: Log) -> None:
     ran = run("reconcile", "--log", log(ZERO), *WHERE, "--max-error", "99%")
     assert ran.code == 1
-    assert "blocks 1,9" in ran.err  # some 1,95x predicted, as for the 1,952 that the real log has
-    assert ", measured none" in ran.err
+    assert re.search(r"\bblocks \d,\d{3}\w* .*, measured none", ran.err)
 
 
 def test_a_limit_without_a_figure_to_compare_is_refused(run: Run, log: Log) -> None:

@@ -81,4 +81,4 @@ def test_a_list_that_names_other_layers_is_refused() -> None:
 
 def test_sglang_has_no_class_for_it() -> None:
     request = Request(catalog.load("minimax-m1"), gpu("b200"), EngineArgs(), release=Version((0, 5), "sglang"))
-    assert reason_of(plan(request)) == "there is no class for MiniMaxM1ForCausalLM"
+    assert reason_of(plan(request)).startswith("there is no class for MiniMaxM1ForCausalLM")

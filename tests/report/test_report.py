@@ -283,7 +283,7 @@ def test_more_users_than_the_scheduler_runs_are_not_promised() -> None:
     rows = lines_of(screen.context_parts([answer, planned(max_num_seqs=64)]))
     assert rows[2].endswith("  note")
     assert rows[3].endswith("  64 at once")
-    assert re.search(r" 14  13-14$", rows[4])  # 14 users of 64
+    assert re.search(r" 14     14$", rows[4])  # 14 users of 64
     assert plans_markdown([answer, planned()]).splitlines()[4].endswith("| yes, 64 at once |")
 
 

@@ -195,7 +195,7 @@ class TestWhatIsPrinted:
         assert "page size 64: what the backend trtllm_mha requires" in run("estimate", "llama-3.1-8b", *flags).out
 
     def test_a_model_without_a_class_is_refused(self) -> None:
-        assert reason_of(sglang_plan("jamba-1.5-mini", "h100-80g")) == "there is no class for JambaForCausalLM"
+        assert reason_of(sglang_plan("jamba-1.5-mini", "h100-80g")).startswith("there is no class for JambaForCausalLM")
 
 
 def test_one_pool_for_layers_of_several_shapes_is_refused() -> None:

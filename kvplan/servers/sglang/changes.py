@@ -93,4 +93,4 @@ CHANGES: Final = {
 }  # fmt: skip
 
 # The releases compared, case by case: tests/oracles.py
-RELEASES: Final = Releases(oldest=(0, 4), newest=(0, 5), compared=((0, 5, 23),), changes=CHANGES)
+RELEASES: Final = Releases(oldest=(0, 4), newest=(0, 5), compared=((0, 5), (0, 5, 23)), changes=CHANGES)
