@@ -16,7 +16,7 @@ from typing import Any, Final
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.servers.base import SERVERS, server_of
-from kvplan.servers.words.arguments import ARGUMENTS
+from kvplan.servers.words.arguments import flags_of
 
 _CALL: Final = re.compile(r"(?<![\w.])(?:(?P<module>\w+)\.)?(?P<name>[A-Z]\w*)\s*\(")
 _OPERATORS: Final[Mapping[type[ast.operator], Any]] = {
@@ -173,7 +173,7 @@ def _flag(name: str, value: Any, server: str) -> Iterator[str]:
         case True:
             yield f"--{dashed}"
         case False:
-            flag = ARGUMENTS[name].flag(server) if name in ARGUMENTS else None
+            flag = flags_of(server).get(name)
             if flag is not None and flag.on is None:
                 yield f"--no-{dashed}"
         case dict() | list():

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from kvplan.servers.base import SERVERS
-from kvplan.servers.words.arguments import ARGUMENTS, SHORT, spellings
+from kvplan.servers.words.arguments import ARGUMENTS, short_flags, spellings
 
 
 def pasted_words(line: Sequence[str]) -> dict[str, str]:
@@ -25,5 +25,5 @@ def pasted_words(line: Sequence[str]) -> dict[str, str]:
 def argument_of(flag: str) -> str | None:
     """The argument that a flag or a key of any server sets."""
     name = flag.lstrip("-").replace("-", "_")
-    servers = (spellings(server).get(name) for server in SERVERS)
-    return name if name in ARGUMENTS else SHORT.get(name) or next(filter(None, servers), None)
+    servers = (short_flags(server).get(name) or spellings(server).get(name) for server in SERVERS)
+    return name if name in ARGUMENTS else next(filter(None, servers), None)

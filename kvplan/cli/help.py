@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 import typer.core
 
 from kvplan.servers.base import SERVERS, terms_of
-from kvplan.servers.words.arguments import ARGUMENTS, COMMON, Panel
+from kvplan.servers.words.arguments import ARGUMENTS, COMMON, Panel, flags_of
 
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "Plan": {
@@ -174,7 +174,7 @@ def panel_of(name: str, common: frozenset[str]) -> str:
         return "Options"
     if name not in ARGUMENTS or ARGUMENTS[name].panel != COMMON:
         return ARGUMENTS[name].panel if name in ARGUMENTS else COMMON
-    owners = [server for server in SERVERS if ARGUMENTS[name].flag(server) is not None]
+    owners = [server for server in SERVERS if name in flags_of(server)]
     return terms_of(owners[0]).title if len(owners) == 1 else COMMON
 
 

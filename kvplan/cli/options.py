@@ -18,7 +18,7 @@ from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
 from kvplan.servers.base import SERVERS
 from kvplan.servers.releases import DEFAULT
-from kvplan.servers.words.arguments import ARGUMENTS, Argument
+from kvplan.servers.words.arguments import ARGUMENTS, Argument, flags_of
 
 Text = str | None
 Texts = list[str] | None
@@ -140,7 +140,7 @@ def option_of(name: str, row: Argument) -> tuple[Any, Any]:
 def own_names(name: str, row: Argument) -> Iterator[str]:
     """Names of an argument in servers other than vLLM, if they are options with the same values."""
     for server in SERVERS:
-        flag = row.flag(server)
+        flag = flags_of(server).get(name)
         if server == DEFAULT or flag is None or not flag.printed or not flag.names or flag.names[0] in ARGUMENTS:
             continue
         if row.kind != "flag" and flag.on is None:

@@ -14,7 +14,7 @@ from kvplan.servers.plans.plan import Plan as Plan
 from kvplan.servers.plans.plan import Request as Request
 from kvplan.servers.plans.weights import online_scheme, weight_layout
 from kvplan.servers.releases import AS_INSTALLED, Version
-from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, EngineArgs
+from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, EngineArgs, flags_of
 from kvplan.sizing import weights
 from kvplan.sizing.weights import stage_layers, stored_bytes
 
@@ -162,9 +162,9 @@ def serve_command(plan: Plan) -> list[str]:
 def assignments(release: Version, args: EngineArgs) -> list[str]:
     """`NAME=value` for each variable that a server of this plan is started with, as `environment.applied` reads it."""
     chosen = {name for name, default in AS_INSTALLED.items() if getattr(release, name) != default}
-    for name, row in ARGUMENTS.items():
-        flag, value = row.flag(release.engine), getattr(args, name)
-        lacks = flag is not None and (not flag.printed or (flag.since and not release.has(flag.since)))
+    for name, flag in flags_of(release.engine).items():
+        value = getattr(args, name)
+        lacks = not flag.printed or (flag.since and not release.has(flag.since))
         if value and value != DEFAULTS[name] and lacks:  # no flag sets it, or none in this release
             chosen.add(name)
     words = []

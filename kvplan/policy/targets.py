@@ -27,7 +27,8 @@ from kvplan.policy import manifests
 from kvplan.policy.file import ENGINE_KEYS, Policy, Target, exists, is_within
 from kvplan.policy.gauges import Case
 from kvplan.policy.result import Figures, figures_by_target
-from kvplan.servers.words.arguments import SHORT
+from kvplan.servers.releases import DEFAULT
+from kvplan.servers.words.arguments import short_flags
 from kvplan.servers.words.command import ServeCommand
 
 Loads = dict[tuple[object, ...], Load]  # by the length keys, the context, and the model's own
@@ -111,7 +112,7 @@ NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values
 KEYS = {  # other names of arguments in errors -> keys
     "ctx": "max_model_len",
     "no_enable_lora": "enable_lora",
-    **SHORT,
+    **short_flags(DEFAULT),
 }
 
 

@@ -19,7 +19,7 @@ from kvplan.report.page import Block, bold, bullets, code
 from kvplan.report.simulate_text import duration, percent, rate_text
 from kvplan.report.timed_text import limit_text, target_document, target_text
 from kvplan.servers.base import flag_of, server_of
-from kvplan.servers.words.arguments import ARGUMENTS
+from kvplan.servers.words.arguments import ARGUMENTS, flags_of
 from kvplan.simulate.ranges import coverage_remark, unseen_remark, verdict
 from kvplan.simulate.settings import TURNED, is_flag_of
 from kvplan.simulate.tuning import MARGIN
@@ -174,8 +174,7 @@ def flags_text(doc: typed.TuneDocument, setting: typed.TunedSetting) -> str:
     """The changed settings, as the server's own flags."""
     server, words = server_of(doc["question"]["engine"]), []
     for name, value in setting["flags"].items():
-        row = ARGUMENTS[name].flag(server.name)
-        assert row is not None, "a setting has flags of its server"
+        row = flags_of(server.name)[name]
         flag = (row.names[0] if row.names else name).replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value == (row.on is not False) else f"--no-{flag}")

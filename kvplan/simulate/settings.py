@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kvplan.planning.plan import Request
 from kvplan.servers.base import abilities_of, server_of
-from kvplan.servers.words.arguments import ARGUMENTS
+from kvplan.servers.words.arguments import flags_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def is_next(values: Sequence[Any], own: Any, value: Any) -> bool:
 
 def is_flag_of(argument: str, server: str) -> bool:
     """True if a server has the argument."""
-    return ARGUMENTS[argument].flag(server) is not None
+    return argument in flags_of(server)
 
 
 def space(

@@ -112,12 +112,14 @@ def test_every_command_that_has_these_formats_is_asked() -> None:
 # --- an argument ------------------------------------------------------------------------------------------------------
 
 ROW = """\
-    vault_size: int | None = argument(
-        None, "tokens", "Tokens that the vault keeps.", "TOKENS", sglang=Flag(("vault_tokens",))
-    )
+    vault_size: int | None = argument(None, "tokens", "Tokens that the vault keeps.", "TOKENS")
     lora_dtype: str = argument("""
 PLACES = """
 import contextlib, io
+from kvplan.servers.sglang import flags as sglang
+from kvplan.servers.vllm import flags as vllm
+vllm.FLAGS["vault_size"] = vllm.Flag()
+sglang.FLAGS["vault_size"] = sglang.Flag(("vault_tokens",))
 from kvplan.cli.main import main
 from kvplan.measure.serverlog.log import parse_log
 from kvplan.asked.log import flags_of

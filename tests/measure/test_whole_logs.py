@@ -15,8 +15,9 @@ import pytest
 from kvplan.asked.log import flags_of
 from kvplan.core.units import GIB
 from kvplan.measure.serverlog.log import parse_log
+from kvplan.servers.sglang.flags import FLAGS
 from kvplan.servers.sglang.log import LISTS, defaults
-from kvplan.servers.words.arguments import ARGUMENTS, spellings
+from kvplan.servers.words.arguments import spellings
 from tests.measure.test_serverlog import rendered
 from tests.oracles import read_lines
 from tests.support.cli import Ran, Run
@@ -205,5 +206,5 @@ def test_a_config_in_its_constructors_words_is_read() -> None:
 
 
 def test_every_argument_that_sglang_lists_has_a_default() -> None:
-    names = {ARGUMENTS[name].sglang.names[0] for name in set(MODELED.values()) if ARGUMENTS[name].sglang.printed}  # type: ignore[union-attr]
+    names = {FLAGS[name].names[0] for name in set(MODELED.values()) if FLAGS[name].printed}
     assert names <= {*defaults(), "speculative_algorithm"}

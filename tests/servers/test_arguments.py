@@ -15,7 +15,16 @@ from kvplan.documents.policy_file import ENGINE
 from kvplan.measure.serverlog.log import phrases
 from kvplan.policy.file import ENGINE_KEYS
 from kvplan.servers.base import SERVERS, parse_engine, terms_of
-from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, EngineArgs, Panel, flag_words, lacking, spellings
+from kvplan.servers.words.arguments import (
+    ARGUMENTS,
+    DEFAULTS,
+    EngineArgs,
+    Panel,
+    flag_words,
+    flags_of,
+    lacking,
+    spellings,
+)
 from kvplan.servers.words.standing import standings
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
@@ -71,7 +80,7 @@ def test_an_option_and_an_engine_argument_say_the_same(name: str) -> None:
 )
 def test_an_argument_is_read_from_a_command_and_printed_in_one(server: str, name: str) -> None:
     row = ARGUMENTS[name]
-    flag = row.flag(server)
+    flag = flags_of(server).get(name)
     assert flag is not None
     spelling = "--" + (flag.names or (name,))[0].replace("_", "-")
     words = spelling if row.kind == "flag" or flag.on is not None else f"{spelling} {quote(text_of(name))}"

@@ -11,7 +11,7 @@ import pytest
 
 from kvplan.servers.base import SERVERS
 from kvplan.servers.words.argument_values import read_argument
-from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS
+from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, flags_of
 from tests.support.cli import Run
 from tests.support.cli import run as run
 
@@ -183,7 +183,7 @@ def command(server: str, model: str, arguments: Said) -> str:
     words: list[str] = []
     start = ["vllm", "serve", model] if server == "vllm" else ["python", "-m", "sglang.launch_server", "--model", model]
     for name, value in arguments.items():
-        flag = ARGUMENTS[name].flag(server)
+        flag = flags_of(server).get(name)
         assert flag is not None
         spelling = "--" + (flag.names or (name,))[0].replace("_", "-")
         if name in ("pp_layer_partition", "lmcache_max_local_cpu_size"):
@@ -219,7 +219,7 @@ def pairs(arguments: Said) -> list[str]:
 
 @pytest.mark.parametrize("server", list(SERVERS))
 def test_every_argument_of_the_table_is_planted(server: str) -> None:
-    of_server = {name for name, row in ARGUMENTS.items() if row.flag(server) is not None}
+    of_server = set(flags_of(server))
     assert {*PLANTED[server]} == of_server
 
 

@@ -17,7 +17,7 @@ from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, plan, serve_command
 from kvplan.servers.base import parse_engine
-from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs
+from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, flags_of
 
 ENGINES = ("vllm", "vllm", "vllm", "vllm@0.25", "vllm@0.20", "vllm@0.12", "vllm@0.9")
 BOTH: dict[str, tuple[Any, ...]] = {
@@ -146,7 +146,7 @@ def printed_flags(server: str) -> list[str]:
     """Every flag that a server's command may have: its name in the table, or --no- before it."""
     flags = set()
     for name, row in ARGUMENTS.items():
-        flag = row.flag(server)
+        flag = flags_of(server).get(name)
         if flag is None or not flag.printed:
             continue
         names = [(flag.names or (name,))[0], *filter(None, (flag.earlier, flag.beside))]

@@ -91,7 +91,9 @@ def _phrases(servers: tuple[tuple[str, Callable[[], object]], ...]) -> _Phrases:
         commands=tuple(commands),
         first_words=frozenset(text for table in tables.values() for text in table.first_words),
         once=frozenset(text for table in tables.values() for text in table.once),
-        flags=frozenset([*MODEL_FLAGS, *listed_names(), *variables(), *list_names]),
+        flags=frozenset(
+            [*MODEL_FLAGS, *(own for name in tables for own in listed_names(name)), *variables(), *list_names]
+        ),
         in_bytes=tuple(text.encode() for text in dict.fromkeys([*plain, *in_json])),
         in_commands=frozenset(phrase.encode() for _, phrase in commands),
     )

@@ -13,10 +13,11 @@ from kvplan.core.files import printable
 from kvplan.servers.base import Starts
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS, READ
+from kvplan.servers.sglang.flags import FLAGS
 from kvplan.servers.sglang.variables import VARIABLES
 from kvplan.servers.words import images
 from kvplan.servers.words.argument_values import read_argument, switch
-from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, Flag, spellings
+from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, spellings
 from kvplan.servers.words.command import (
     EXPERT_RANKS,
     Note,
@@ -60,14 +61,7 @@ KNOWN: Final = frozenset(
 )  # fmt: skip
 
 
-def flag_of(argument: str) -> Flag:
-    """Return SGLang's flag for an argument that it has."""
-    flag = ARGUMENTS[argument].sglang
-    assert flag is not None
-    return flag
-
-
-NEGATED: Final = frozenset(name for name, argument in NAMES.items() if isinstance(flag_of(argument).on, str))
+NEGATED: Final = frozenset(name for name, argument in NAMES.items() if isinstance(FLAGS[argument].on, str))
 
 
 def start(words: list[str]) -> Started | None:
@@ -86,7 +80,7 @@ def is_switch(name: str) -> bool:
     if name in ("enable_lora", NO_GRAPHS):
         return True
     if name in NAMES:
-        return flag_of(NAMES[name]).on is not None
+        return FLAGS[NAMES[name]].on is not None
     if plain in NEGATED:
         return True
     return plain in OTHERS and OTHERS[plain].is_switch
@@ -200,7 +194,7 @@ def read_pair(text: str) -> tuple[str, Any] | None:
         return None
     if argument == EXPERTS:
         return EXPERT_RANKS, read_argument("tensor_parallel_size", value.strip(), option)
-    on = flag_of(argument).on
+    on = FLAGS[argument].on
     if on is not None:
         stated = switch(value.strip(), option)
         return argument, on == stated if isinstance(on, bool) else on if stated else DEFAULTS[argument]
@@ -263,7 +257,7 @@ def _take(command: ServeCommand, name: str, values: list[str], word: str) -> Non
 
 
 def _take_argument(command: ServeCommand, argument: str, name: str, values: list[str], option: str) -> None:
-    spelling = flag_of(argument)
+    spelling = FLAGS[argument]
     if argument == EXPERTS:
         command.args[EXPERT_RANKS] = read_argument("tensor_parallel_size", only_value(values, option), option)
         return
@@ -293,7 +287,7 @@ def _value(name: str, text: str, option: str) -> Any:
         )
     if ARGUMENTS[name].kind == "fraction" and text.endswith("%"):
         raise UsageError(option, f"is not a number ({printable(text, 40)!r}), as SGLang requires", "write 0.9")
-    return read_argument(name, (flag_of(name).values or {}).get(text, text), option)
+    return read_argument(name, (FLAGS[name].values or {}).get(text, text), option)
 
 
 def scheduling() -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:

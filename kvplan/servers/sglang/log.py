@@ -11,8 +11,9 @@ from kvplan.servers.logs.log import NOT_ASKED, Drafting, Logs, ServerLog
 from kvplan.servers.plans.plan import Request
 from kvplan.servers.sglang import log_rows, rules
 from kvplan.servers.sglang.arguments import OTHERS
-from kvplan.servers.sglang.command import EXPERTS, KNOWN, MODEL, NAMES, flag_of, is_switch
+from kvplan.servers.sglang.command import EXPERTS, KNOWN, MODEL, NAMES, is_switch
 from kvplan.servers.sglang.drafts import ALGORITHMS
+from kvplan.servers.sglang.flags import FLAGS as OWN
 from kvplan.servers.sglang.log_wordings import WORDINGS
 from kvplan.servers.sglang.models import UNKNOWN_BACKEND
 from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, lacking, plain_method, spellings
@@ -23,7 +24,7 @@ LISTS: Final = ("server_args=ServerArgs(", "server_args={")  # of 0.5.23: resolv
 LIST_NAMES: Final = {name: argument for name, argument in spellings("sglang").items() if argument != EXPERTS}
 # Its flags -> the name in its list of arguments. Source: sglang 0.5 srt/server_args.py.
 FLAGS: Final = {
-    name: flag.names[0] for name, flag in ((name, flag_of(argument)) for name, argument in NAMES.items())
+    name: flag.names[0] for name, flag in ((name, OWN[argument]) for name, argument in NAMES.items())
     if name != flag.earlier
 } | {"model": "model_path"}  # fmt: skip
 # Its names of a 4-bit KV cache with a scale of a byte per 16 values, by release -> kvplan's.
@@ -97,7 +98,7 @@ def flags(log: ServerLog) -> dict[str, str]:
 
 def _value(name: str, text: str) -> str:
     """Translate SGLang's value to that of kvplan's argument: one of its switches may be the inverse."""
-    flag = ARGUMENTS[name].sglang if name in ARGUMENTS else None
+    flag = OWN.get(name)
     if flag is None or (name == "max_num_batched_tokens" and text == "-1"):
         return "" if flag is not None else text
     if flag.on is False:

@@ -13,11 +13,12 @@ from kvplan.core.errors import Faults, UsageError
 from kvplan.core.files import printable
 from kvplan.servers.base import Starts
 from kvplan.servers.vllm.arguments import OTHERS, READ
+from kvplan.servers.vllm.flags import FLAGS
 from kvplan.servers.vllm.pooling import TASKS
 from kvplan.servers.vllm.variables import VARIABLES
 from kvplan.servers.words import images
 from kvplan.servers.words.argument_values import read_argument
-from kvplan.servers.words.arguments import ARGUMENTS, NO_DRAFT, SHORT
+from kvplan.servers.words.arguments import ARGUMENTS, NO_DRAFT
 from kvplan.servers.words.command import (
     Note,
     ServeCommand,
@@ -85,7 +86,7 @@ ATTENTION_KERNELS: Final = (
     "use_prefill_query_quantization", "trtllm_ragged_backend",
 )  # fmt: skip
 LARGEST_GRAPH: Final = "max_cudagraph_capture_size"  # also a separate flag
-SHORTS: Final = SHORT | {
+SHORTS: Final = {short: name for name, flag in FLAGS.items() for short in flag.short} | {
     "cc": CONFIG, "sc": "speculative_config", "ac": "attention_config", "dc": "diffusion_config",
     "asc": "api_server_count", "n": "nnodes", "r": "node_rank", "pcp": "prefill_context_parallel_size",
     "dpa": "data_parallel_address", "dpb": "data_parallel_backend", "dpe": "data_parallel_external_lb",
@@ -101,15 +102,14 @@ ARGUMENT_NAMES: Final = frozenset({*ARGUMENTS, *OWN, *SPECULATIVE, *COMPILATION,
 # Flags that vLLM completes from a unique prefix, as argparse does: without kvplan's own, and those that set one key of
 # the speculative config before 0.8.
 COMPLETED: Final = (
-    {name for name, row in ARGUMENTS.items() if row.vllm is not None and row.vllm.printed}
+    {name for name, flag in FLAGS.items() if flag.printed}
     | {name for name in SPECULATIVE if name.startswith("spec_")} | {*OWN, *COMPILATION, *OTHERS, BALANCING, ATTENTION}
     | {"speculative_config"}
 )  # fmt: skip
 ALIASES: Final = {  # what is no flag of vLLM behind two dashes -> the flag that is meant: --tp, --ctx
     word: name
-    for name, row in ARGUMENTS.items()
-    if row.vllm is not None
-    for option in (*row.options, *(f"--{short}" for short in row.vllm.short))
+    for name, flag in FLAGS.items()
+    for option in (*ARGUMENTS[name].options, *(f"--{short}" for short in flag.short))
     if (word := option.partition("/")[0].lstrip("-").replace("-", "_")) not in COMPLETED
 }
 _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")

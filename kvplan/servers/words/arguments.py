@@ -1,14 +1,17 @@
 """The engine arguments: one table with a field of `EngineArgs` and a row for each.
 
 Everything that names an argument reads this table: the commands' options and help panels, --engine-arg, pasted and
-printed commands of every server, the arguments that logs list, policy keys and the schemas. To add an argument, add a
-field and use it. Flags whose effect kvplan does not size are in servers/<name>/arguments.py. `Settings` is what a
+printed commands of every server, the arguments that logs list, policy keys and the schemas. What a server calls them is
+in servers/<name>/flags.py; flags whose effect kvplan does not size are in its arguments.py. `Settings` is what a
 server makes of them.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, fields
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final, Literal, TypeVar
 
 from kvplan.core.errors import UsageError
@@ -51,19 +54,27 @@ class Flag:
     off: str = ""
 
 
-OWN_NAME: Final = Flag()
+@lru_cache(maxsize=16)
+def flags_of(server: str) -> Mapping[str, Flag]:
+    """A server's flags, by argument, as `flags.py` in its folder has them; a Flag without names has the argument's own
+    name, and an argument that is not listed is none of the server's.
+    """
+    path = f"kvplan.servers.{server}.flags"
+    if find_spec(path.rpartition(".")[0]) is None or find_spec(path) is None:
+        return {}
+    flags: Mapping[str, Flag] = import_module(path).FLAGS
+    return flags
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One engine argument: how it is parsed, shown in help, and what each server calls it.
+    """One engine argument: how it is parsed and shown in help.
 
     help, metavar  of its option
     options        option names besides the long one
     choices        its values, if there are few
     largest        the largest sensible count; anything above is treated as a typo
     many           whether its option takes several values
-    sglang, vllm   None: that server has no such argument; for vLLM, a Flag without names uses the argument's own name
     """
 
     kind: Kind
@@ -74,12 +85,6 @@ class Argument:
     choices: tuple[str, ...] = ()
     largest: int = LARGEST
     many: bool = False
-    vllm: Flag | None = OWN_NAME
-    sglang: Flag | None = None
-
-    def flag(self, server: str) -> Flag | None:
-        flag: Flag | None = getattr(self, server, None)
-        return flag
 
 
 T = TypeVar("T")
@@ -96,32 +101,11 @@ def argument(
     *,
     largest: int = LARGEST,
     many: bool = False,
-    vllm: Flag | None = OWN_NAME,
-    sglang: Flag | None = None,
 ) -> T:
     """Define a field of `EngineArgs`: its default and its row."""
-    row = Argument(kind, help, metavar, options, panel, choices, largest, many, vllm, sglang)
+    row = Argument(kind, help, metavar, options, panel, choices, largest, many)
     defined: T = field(default=default, metadata={"row": row})
     return defined
-
-
-def sglang_argument(
-    default: T,
-    kind: Kind,
-    name: str,
-    help: str,
-    metavar: str | None = None,
-    *,
-    aliases: tuple[str, ...] = (),
-    choices: tuple[str, ...] = (),
-    on: bool | None = None,
-    off: str = "",
-    since: str = "",
-    earlier: str = "",
-) -> T:
-    """Define an argument that only SGLang has, by its name there and other spellings of it."""
-    flag = Flag((name, *aliases), on=on, off=off, since=since, earlier=earlier)
-    return argument(default, kind, f"SGLang: {help}", metavar, choices=choices, vllm=None, sglang=flag)
 
 
 MAX_RANKS: Final = 1024
@@ -171,29 +155,12 @@ class EngineArgs:
         "TOKENS",
         ("--ctx",),
         many=True,
-        sglang=Flag(("context_length",)),
     )
     tensor_parallel_size: int = argument(
-        1,
-        "count",
-        "Number of GPUs each layer is split across.",
-        "N",
-        ("--tp", "-tp"),
-        "Parallelism",
-        largest=MAX_RANKS,
-        vllm=Flag(short=("tp",)),
-        sglang=Flag(("tp_size", "tensor_parallel_size", "tp")),
+        1, "count", "Number of GPUs each layer is split across.", "N", ("--tp", "-tp"), "Parallelism", largest=MAX_RANKS
     )
     pipeline_parallel_size: int = argument(
-        1,
-        "count",
-        "Number of pipeline stages.",
-        "N",
-        ("--pp", "-pp"),
-        "Parallelism",
-        largest=MAX_RANKS,
-        vllm=Flag(short=("pp",)),
-        sglang=Flag(("pp_size", "pipeline_parallel_size", "pp")),
+        1, "count", "Number of pipeline stages.", "N", ("--pp", "-pp"), "Parallelism", largest=MAX_RANKS
     )
     pp_layer_partition: str | None = argument(
         None,
@@ -201,8 +168,6 @@ class EngineArgs:
         "Layers of each pipeline stage, e.g. 20,22,19 (VLLM_PP_LAYER_PARTITION, SGLANG_PP_LAYER_PARTITION).",
         "N,N,...",
         panel="Parallelism",
-        vllm=Flag(("pp_layer_partition",), printed=False),  # set by an environment variable in both servers
-        sglang=Flag(("pp_layer_partition",), printed=False),
     )
     data_parallel_size: int = argument(
         1,
@@ -212,8 +177,6 @@ class EngineArgs:
         ("--dp", "-dp"),
         "Parallelism",
         largest=MAX_RANKS,
-        vllm=Flag(short=("dp",)),
-        sglang=Flag(("dp_size", "data_parallel_size", "dp")),
     )
     decode_context_parallel_size: int = argument(
         1,
@@ -223,7 +186,6 @@ class EngineArgs:
         ("--dcp", "-dcp"),
         "Parallelism",
         largest=MAX_RANKS,
-        vllm=Flag(short=("dcp",)),
     )
     prefill_context_parallel_size: int = argument(
         1,
@@ -233,37 +195,19 @@ class EngineArgs:
         ("--pcp", "-pcp"),
         "Parallelism",
         largest=MAX_RANKS,
-        vllm=Flag(short=("pcp",)),
     )
     cp_kv_cache_interleave_size: int | None = argument(
         None, "count", "Consecutive tokens of a request on one rank of its split KV cache.", "N", panel="Parallelism"
     )
     enable_expert_parallel: bool = argument(
-        False,
-        "flag",
-        "Distribute whole experts across ranks.",
-        options=("--ep/--no-ep", "-ep"),
-        panel="Parallelism",
-        vllm=Flag(short=("ep",)),
-        sglang=Flag(("ep_size", "expert_parallel_size", "ep")),  # a number of ranks: servers/sglang/command.py
+        False, "flag", "Distribute whole experts across ranks.", options=("--ep/--no-ep", "-ep"), panel="Parallelism"
     )
     enable_eplb: bool = argument(
-        False,
-        "flag",
-        "Balance experts across ranks while serving (EPLB).",
-        panel="Parallelism",
-        sglang=Flag(("enable_eplb",), on=True),
+        False, "flag", "Balance experts across ranks while serving (EPLB).", panel="Parallelism"
     )
     num_redundant_experts: int = argument(
-        0,
-        "count",
-        "Redundant experts per layer, over all ranks.",
-        "N",
-        panel="Parallelism",
-        largest=1023,  # vLLM's own limit
-        vllm=Flag(("num_redundant_experts",), printed=False),  # part of --eplb-config; a flag until 0.11
-        sglang=Flag(("ep_num_redundant_experts",), off="0"),
-    )
+        0, "count", "Redundant experts per layer, over all ranks.", "N", panel="Parallelism", largest=1023
+    )  # vLLM's own limit
     eplb_window_size: int = argument(
         1000,
         "count",
@@ -271,7 +215,6 @@ class EngineArgs:
         "N",
         panel="Parallelism",
         largest=10**6,
-        vllm=Flag(("eplb_window_size",), printed=False),  # part of --eplb-config
     )
     all2all_backend: str | None = argument(
         None,
@@ -279,61 +222,31 @@ class EngineArgs:
         "All-to-all backend for expert parallelism: vLLM deepep_low_latency, ...; SGLang deepep, ...",
         "NAME",
         panel="Parallelism",
-        sglang=Flag(("moe_a2a_backend",)),
     )
-    enable_dp_attention: bool | None = sglang_argument(
-        None, "flag", "enable_dp_attention", "split attention over the --dp data-parallel ranks inside --tp.", on=True
+    enable_dp_attention: bool | None = argument(
+        None, "flag", "Split attention over the --dp data-parallel ranks inside --tp."
     )
-    enable_dp_lm_head: bool | None = sglang_argument(
-        None, "flag", "enable_dp_lm_head", "split the output head as DP attention splits attention.", on=True
-    )
-    moe_dense_tp_size: int | None = sglang_argument(
-        None, "count", "moe_dense_tp_size", "tensor-parallel size of the dense MLPs of an MoE model; only 1.", "N"
+    enable_dp_lm_head: bool | None = argument(None, "flag", "Split the output head as DP attention splits attention.")
+    moe_dense_tp_size: int | None = argument(
+        None, "count", "Tensor-parallel size of the dense MLPs of an MoE model; only 1.", "N"
     )
     gpu_memory_utilization: float | None = argument(
         None, "fraction", "Fraction of GPU memory the server may use, e.g. 0.92.", "SHARE"
     )
-    mem_fraction_static: float | None = sglang_argument(
-        None, "fraction", "mem_fraction_static", "fraction of free memory at startup for weights and KV cache.", "SHARE"
+    mem_fraction_static: float | None = argument(
+        None, "fraction", "Fraction of free memory at startup for weights and KV cache.", "SHARE"
     )
-    max_num_seqs: int | None = argument(
-        None,
-        "count",
-        "Maximum number of concurrent requests.",
-        "N",
-        ("--batch",),
-        sglang=Flag(("max_running_requests",)),
-    )
-    max_num_batched_tokens: int | None = argument(
-        None, "tokens", "Maximum number of tokens per step.", "TOKENS", sglang=Flag(("chunked_prefill_size",))
-    )
-    max_total_tokens: int | None = sglang_argument(
-        None, "tokens", "max_total_tokens", "maximum number of tokens in the KV cache.", "TOKENS"
-    )
+    max_num_seqs: int | None = argument(None, "count", "Maximum number of concurrent requests.", "N", ("--batch",))
+    max_num_batched_tokens: int | None = argument(None, "tokens", "Maximum number of tokens per step.", "TOKENS")
+    max_total_tokens: int | None = argument(None, "tokens", "Maximum number of tokens in the KV cache.", "TOKENS")
     dtype: str = argument(
-        "auto",
-        "text",
-        "Model dtype: auto, bfloat16, float16 or float32.",
-        "DTYPE",
-        panel="Quantization",
-        sglang=Flag(("dtype",)),
+        "auto", "text", "Model dtype: auto, bfloat16, float16 or float32.", "DTYPE", panel="Quantization"
     )
     quantization: str | None = argument(
-        None,
-        "text",
-        "Quantize while loading (fp8), or state the checkpoint's method.",
-        "METHOD",
-        panel="Quantization",
-        vllm=Flag(short=("q",)),
-        sglang=Flag(("quantization",)),
+        None, "text", "Quantize while loading (fp8), or state the checkpoint's method.", "METHOD", panel="Quantization"
     )
     kv_cache_dtype: str = argument(
-        "auto",
-        "text",
-        "KV cache dtype: auto, fp8, fp8_e4m3, fp8_e5m2, ...",
-        "DTYPE",
-        panel="Quantization",
-        sglang=Flag(("kv_cache_dtype",), values={"bf16": "bfloat16"}),
+        "auto", "text", "KV cache dtype: auto, fp8, fp8_e4m3, fp8_e5m2, ...", "DTYPE", panel="Quantization"
     )
     mamba_cache_dtype: str | None = argument(
         None,
@@ -343,20 +256,13 @@ class EngineArgs:
         panel="Quantization",
     )
     mamba_ssm_cache_dtype: str | None = argument(
-        None,
-        "text",
-        "Dtype of recurrent (Mamba) states.",
-        "DTYPE",
-        panel="Quantization",
-        sglang=Flag(("mamba_ssm_dtype",)),
+        None, "text", "Dtype of recurrent (Mamba) states.", "DTYPE", panel="Quantization"
     )
-    block_size: int | None = argument(None, "count", "Tokens per KV cache block.", "N", sglang=Flag(("page_size",)))
+    block_size: int | None = argument(None, "count", "Tokens per KV cache block.", "N")
     mamba_block_size: int | None = argument(
         None, "count", "vLLM: tokens between cached states, which prefix caching overrules.", "N"
     )
-    attention_backend: str | None = argument(
-        None, "text", "vLLM: FLASHINFER, TRITON_ATTN, FLASHMLA, ...", "NAME", vllm=Flag(since="attention_backend_flag")
-    )
+    attention_backend: str | None = argument(None, "text", "vLLM: FLASHINFER, TRITON_ATTN, FLASHMLA, ...", "NAME")
     moe_backend: str | None = argument(
         None, "text", "Kernels that compute the experts (vLLM): marlin, triton, flashinfer_b12x, ...", "NAME"
     )
@@ -369,9 +275,7 @@ class EngineArgs:
         choices=("balanced", "interactivity", "throughput"),
     )
     kv_offloading_size: int = argument(0, "gib", "Host memory for KV cache offloading, over all ranks.", "GIB")
-    cpu_offload_gb: int | None = argument(
-        None, "gib", "Weights of each GPU to offload to host memory.", "GIB", sglang=Flag(("cpu_offload_gb",), off="0")
-    )
+    cpu_offload_gb: int | None = argument(None, "gib", "Weights of each GPU to offload to host memory.", "GIB")
     offload_backend: Literal["auto", "uva", "prefetch"] | None = argument(
         None,
         "choice",
@@ -383,18 +287,11 @@ class EngineArgs:
         "count",
         "Layers per group for weight offloading; the last --offload-num-in-group of each are offloaded.",
         "N",
-        sglang=Flag(("offload_group_size",), off="-1"),
     )
     offload_num_in_group: int | None = argument(
-        None,
-        "count",
-        "Layers per group whose weights are offloaded to host memory.",
-        "N",
-        sglang=Flag(("offload_num_in_group",)),
+        None, "count", "Layers per group whose weights are offloaded to host memory.", "N"
     )
-    offload_prefetch_step: int | None = argument(
-        None, "count", "Layers to prefetch from host memory.", "N", sglang=Flag(("offload_prefetch_step",))
-    )
+    offload_prefetch_step: int | None = argument(None, "count", "Layers to prefetch from host memory.", "N")
     enable_sleep_mode: bool | None = argument(
         None, "flag", "Allow the server to sleep: weights move to host memory and the KV cache is freed."
     )
@@ -405,18 +302,9 @@ class EngineArgs:
         None, "json", 'KV connector, e.g. {"kv_connector": "NixlConnector", "kv_role": "kv_both"}.', "JSON"
     )
     lmcache_max_local_cpu_size: int | None = argument(
-        None,
-        "gib",
-        "Host memory of LMCache in each rank, as LMCACHE_MAX_LOCAL_CPU_SIZE.",
-        "GIB",
-        vllm=Flag(("lmcache_max_local_cpu_size",), printed=False),  # set by an environment variable
+        None, "gib", "Host memory of LMCache in each rank, as LMCACHE_MAX_LOCAL_CPU_SIZE.", "GIB"
     )
-    enable_prefix_caching: bool | None = argument(
-        None,
-        "flag",
-        "Reuse KV blocks of requests that share a prefix.",
-        sglang=Flag(("disable_radix_cache",), on=False),
-    )
+    enable_prefix_caching: bool | None = argument(None, "flag", "Reuse KV blocks of requests that share a prefix.")
     allow_deprecated_quantization: bool | None = argument(
         None,
         "flag",
@@ -424,44 +312,20 @@ class EngineArgs:
         panel="Quantization",
     )
     enable_chunked_prefill: bool = argument(True, "flag", "Split long prompts across several steps.")
-    disable_hybrid_kv_cache_manager: bool | None = argument(
-        None,
-        "flag",
-        "Keep the whole context's KV in every layer.",
-        sglang=Flag(("disable_hybrid_swa_memory",), on=True),
-    )
+    disable_hybrid_kv_cache_manager: bool | None = argument(None, "flag", "Keep the whole context's KV in every layer.")
     disable_sliding_window: bool | None = argument(
         None, "flag", "vLLM: end the context at the model's sliding window, and attend to all of it."
     )
-    async_scheduling: bool | None = argument(
-        None,
-        "flag",
-        "Schedule the next step while this one runs.",
-        sglang=Flag(("disable_overlap_schedule",), on=False),
-    )
-    enforce_eager: bool = argument(
-        False, "flag", "Run without CUDA graphs.", sglang=Flag(("disable_cuda_graph",), on=True)
-    )
+    async_scheduling: bool | None = argument(None, "flag", "Schedule the next step while this one runs.")
+    enforce_eager: bool = argument(False, "flag", "Run without CUDA graphs.")
     max_cudagraph_capture_size: int | None = argument(
-        None,
-        "count",
-        "vLLM: tokens of the largest CUDA graph. Default: twice --max-num-seqs, at most 512.",
-        "TOKENS",
-        vllm=Flag(since="graph_size_flag"),
+        None, "count", "vLLM: tokens of the largest CUDA graph. Default: twice --max-num-seqs, at most 512.", "TOKENS"
     )
     compilation_config: str | None = argument(
-        None,
-        "json",
-        'What vLLM compiles and captures as CUDA graphs, e.g. {"cudagraph_mode": "PIECEWISE"}.',
-        "JSON",
-        vllm=Flag(short=("cc",)),
+        None, "json", 'What vLLM compiles and captures as CUDA graphs, e.g. {"cudagraph_mode": "PIECEWISE"}.', "JSON"
     )
     hf_overrides: str | None = argument(
-        None,
-        "json",
-        'Changes to the model\'s config.json, e.g. {"max_position_embeddings": 65536}.',
-        "JSON",
-        sglang=Flag(("json_model_override_args",)),
+        None, "json", 'Changes to the model\'s config.json, e.g. {"max_position_embeddings": 65536}.', "JSON"
     )
     language_model_only: bool = argument(False, "flag", "Serve text only: do not load the vision encoder.")
     runner: Literal["auto", "generate", "pooling"] = argument(
@@ -469,14 +333,12 @@ class EngineArgs:
         "choice",
         "Whether the model generates text, or embeds, ranks or classifies (pooling).",
         choices=("auto", "generate", "pooling"),
-        vllm=Flag(since="runner_flag"),  # before, --task: servers/vllm/server.py
     )
     convert: Literal["auto", "none", "embed", "classify"] = argument(
         "auto",
         "choice",
         "How to convert a generative model for pooling.",
         choices=("auto", "none", "embed", "classify"),
-        vllm=Flag(since="runner_flag"),
     )
     limit_mm_per_prompt: str | None = argument(
         None,
@@ -488,11 +350,7 @@ class EngineArgs:
         None, "json", 'Settings of the image processor, e.g. {"max_pixels": 1003520}.', "JSON"
     )
     mm_processor_cache_gb: int | None = argument(
-        None,
-        "gib",
-        "Host memory for processed images, videos and sounds. Default: 4; 0: none.",
-        "GIB",
-        vllm=Flag(since="processor_cache"),
+        None, "gib", "Host memory for processed images, videos and sounds. Default: 4; 0: none.", "GIB"
     )
     disable_chunked_mm_input: bool = argument(False, "flag", "Compute every image, video or sound in one step.")
     skip_mm_profiling: bool = argument(
@@ -504,27 +362,11 @@ class EngineArgs:
         "Split the encoder's weights across ranks, or its inputs (data: every rank loads the whole encoder).",
         panel="Parallelism",
         choices=("weights", "data"),
-        sglang=Flag(("mm_enable_dp_encoder",), on="data"),
     )
     max_loras: int = argument(
-        0,
-        "count",
-        "Number of LoRA adapters on the GPU at once.",
-        "N",
-        panel="Adapters and drafts",
-        largest=10_000,
-        vllm=Flag(beside="enable_lora"),
-        sglang=Flag(("max_loras_per_batch",), beside="enable_lora"),
+        0, "count", "Number of LoRA adapters on the GPU at once.", "N", panel="Adapters and drafts", largest=10_000
     )
-    max_lora_rank: int = argument(
-        16,
-        "count",
-        "Maximum LoRA rank.",
-        "N",
-        panel="Adapters and drafts",
-        largest=4096,
-        sglang=Flag(("max_lora_rank",)),
-    )
+    max_lora_rank: int = argument(16, "count", "Maximum LoRA rank.", "N", panel="Adapters and drafts", largest=4096)
     fully_sharded_loras: bool = argument(
         False, "flag", "Shard both LoRA matrices across ranks.", panel="Adapters and drafts"
     )
@@ -537,7 +379,6 @@ class EngineArgs:
         "Modules that adapters may change, e.g. q_proj,o_proj. Default: all.",
         "NAMES",
         panel="Adapters and drafts",
-        sglang=Flag(("lora_target_modules",)),
     )
     max_cpu_loras: int | None = argument(
         None,
@@ -546,7 +387,6 @@ class EngineArgs:
         "N",
         panel="Adapters and drafts",
         largest=1_000_000,
-        sglang=Flag(("max_loaded_loras",)),
     )
     enable_tower_connector_lora: bool = argument(
         False, "flag", "Allow adapters to change the encoder.", panel="Adapters and drafts"
@@ -555,21 +395,10 @@ class EngineArgs:
         False, "flag", "Accept adapters of experts in both formats.", panel="Adapters and drafts"
     )
     enable_moe_shared_loras: bool = argument(
-        False,
-        "flag",
-        "Adapters share their outer matrices over experts.",
-        panel="Adapters and drafts",
-        sglang=Flag(("experts_shared_outer_loras",), on=True),
+        False, "flag", "Adapters share their outer matrices over experts.", panel="Adapters and drafts"
     )
     num_speculative_tokens: int = argument(
-        0,
-        "count",
-        "Draft tokens per step.",
-        "N",
-        panel="Adapters and drafts",
-        largest=1000,
-        vllm=Flag(printed=False),  # part of --speculative-config
-        sglang=Flag(("speculative_num_steps",)),
+        0, "count", "Draft tokens per step.", "N", panel="Adapters and drafts", largest=1000
     )
     speculative_method: str | None = argument(
         None,
@@ -577,104 +406,50 @@ class EngineArgs:
         "Speculative decoding method. Default: from the draft model's config.",
         panel="Adapters and drafts",
         choices=METHODS,
-        vllm=Flag(printed=False),  # part of --speculative-config
-        sglang=Flag(("speculative_algorithm",), printed=False),  # its names: servers/sglang/drafts.py
     )
     usage: Literal["server", "offline"] = argument(
         "server",
         "choice",
         "Use the defaults of `vllm serve` (server) or `LLM(...)` (offline).",
         choices=("server", "offline"),
-        vllm=Flag(printed=False),  # which program it is
     )
-    swa_full_tokens_ratio: float | None = sglang_argument(
-        None,
-        "ratio",
-        "swa_full_tokens_ratio",
-        "size of the sliding-window pool relative to the full-attention pool, in tokens.",
-        "RATIO",
+    swa_full_tokens_ratio: float | None = argument(
+        None, "ratio", "Size of the sliding-window pool relative to the full-attention pool, in tokens.", "RATIO"
     )
-    mamba_full_memory_ratio: float | None = sglang_argument(
-        None, "ratio", "mamba_full_memory_ratio", "memory for recurrent states relative to KV cache memory.", "RATIO"
+    mamba_full_memory_ratio: float | None = argument(
+        None, "ratio", "Memory for recurrent states relative to KV cache memory.", "RATIO"
     )
-    cuda_graph_max_bs: int | None = sglang_argument(
-        None,
-        "count",
-        "cuda_graph_max_bs_decode",
-        "batch size of the largest CUDA graph.",
-        "N",
-        since="decode_graph_flag",
-        earlier="cuda_graph_max_bs",
+    cuda_graph_max_bs: int | None = argument(None, "count", "Batch size of the largest CUDA graph.", "N")
+    cuda_graph_max_bs_prefill: int | None = argument(None, "count", "Tokens of the largest prefill CUDA graph.", "N")
+    cuda_graph_backend_decode: Literal["full", "breakable", "disabled"] | None = argument(
+        None, "choice", "How decodes are captured as CUDA graphs, if at all.", choices=("full", "breakable", "disabled")
     )
-    cuda_graph_max_bs_prefill: int | None = sglang_argument(
-        None, "count", "cuda_graph_max_bs_prefill", "tokens of the largest prefill CUDA graph.", "N"
-    )
-    cuda_graph_backend_decode: Literal["full", "breakable", "disabled"] | None = sglang_argument(
+    cuda_graph_backend_prefill: Literal["full", "breakable", "disabled"] | None = argument(
         None,
         "choice",
-        "cuda_graph_backend_decode",
-        "how decodes are captured as CUDA graphs, if at all.",
+        "How prefills are captured as CUDA graphs, if at all.",
         choices=("full", "breakable", "disabled"),
     )
-    cuda_graph_backend_prefill: Literal["full", "breakable", "disabled"] | None = sglang_argument(
-        None,
-        "choice",
-        "cuda_graph_backend_prefill",
-        "how prefills are captured as CUDA graphs, if at all.",
-        choices=("full", "breakable", "disabled"),
+    prefill_attention_backend: str | None = argument(None, "text", "fa3, flashinfer, trtllm_mha, ...", "NAME")
+    decode_attention_backend: str | None = argument(None, "text", "fa3, flashmla, trtllm_mla, ...", "NAME")
+    max_mamba_cache_size: int | None = argument(None, "count", "Slots for recurrent states.", "N")
+    mamba_radix_cache_strategy: str | None = argument(
+        None, "text", "auto, no_buffer, extra_buffer or extra_buffer_lazy.", "NAME"
     )
-    prefill_attention_backend: str | None = sglang_argument(
-        None, "text", "prefill_attention_backend", "fa3, flashinfer, trtllm_mha, ...", "NAME"
+    disable_prefill_cuda_graph: bool | None = argument(None, "flag", "Run prefills without CUDA graphs.")
+    speculative_eagle_topk: int | None = argument(None, "count", "Branches per draft step.", "N")
+    speculative_num_draft_tokens: int | None = argument(None, "count", "Draft tokens verified per step.", "N")
+    enable_hierarchical_cache: bool | None = argument(None, "flag", "Copy finished KV to host memory.")
+    hicache_ratio: float | None = argument(
+        None, "ratio", "Host pool of the hierarchical cache relative to the GPU's.", "RATIO"
     )
-    decode_attention_backend: str | None = sglang_argument(
-        None, "text", "decode_attention_backend", "fa3, flashmla, trtllm_mla, ...", "NAME"
+    hicache_size: int | None = argument(
+        None, "count", "Host memory of the hierarchical cache in each rank, in GB.", "GB"
     )
-    max_mamba_cache_size: int | None = sglang_argument(
-        None, "count", "max_mamba_cache_size", "slots for recurrent states.", "N"
+    disaggregation_mode: Literal["prefill", "decode"] | None = argument(
+        None, "choice", "Role in prefill/decode disaggregation.", choices=("prefill", "decode")
     )
-    mamba_radix_cache_strategy: str | None = sglang_argument(
-        None,
-        "text",
-        "mamba_radix_cache_strategy",
-        "auto, no_buffer, extra_buffer or extra_buffer_lazy.",
-        "NAME",
-        since="decode_graph_flag",
-        earlier="mamba_scheduler_strategy",
-    )
-    disable_prefill_cuda_graph: bool | None = sglang_argument(
-        None, "flag", "disable_prefill_cuda_graph", "run prefills without CUDA graphs.", on=True
-    )
-    speculative_eagle_topk: int | None = sglang_argument(
-        None, "count", "speculative_eagle_topk", "branches per draft step.", "N"
-    )
-    speculative_num_draft_tokens: int | None = sglang_argument(
-        None, "count", "speculative_num_draft_tokens", "draft tokens verified per step.", "N"
-    )
-    enable_hierarchical_cache: bool | None = sglang_argument(
-        None,
-        "flag",
-        "enable_hierarchical_cache",
-        "copy finished KV to host memory.",
-        aliases=("enable_hicache",),
-        on=True,
-    )
-    hicache_ratio: float | None = sglang_argument(
-        None, "ratio", "hicache_ratio", "host pool of the hierarchical cache relative to the GPU's.", "RATIO"
-    )
-    hicache_size: int | None = sglang_argument(
-        None, "count", "hicache_size", "host memory of the hierarchical cache in each rank, in GB.", "GB", off="0"
-    )
-    disaggregation_mode: Literal["prefill", "decode"] | None = sglang_argument(
-        None,
-        "choice",
-        "disaggregation_mode",
-        "role in prefill/decode disaggregation.",
-        choices=("prefill", "decode"),
-        off="null",
-    )
-    enable_multimodal: bool | None = sglang_argument(
-        None, "flag", "enable_multimodal", "accept images with models that default to text only.", on=True
-    )
+    enable_multimodal: bool | None = argument(None, "flag", "Accept images with models that default to text only.")
 
     @property
     def num_gpus(self) -> int:
@@ -709,15 +484,16 @@ _FIELDS: Final = fields(EngineArgs)
 ARGUMENTS: Final[Mapping[str, Argument]] = {field.name: field.metadata["row"] for field in _FIELDS}
 DEFAULTS: Final[Mapping[str, Any]] = {field.name: field.default for field in _FIELDS}
 LEFT_OUT: Final[Mapping[str, Any]] = {"allow_deprecated_quantization": False}  # what a command without it says
-# vLLM's short flags -> the argument.
-SHORT: Final[dict[str, str]] = {
-    short: name for name, row in ARGUMENTS.items() if row.vllm is not None for short in row.vllm.short
-}
+
+
+def short_flags(server: str) -> dict[str, str]:
+    """A server's one-dash flags -> the argument."""
+    return {short: name for name, flag in flags_of(server).items() for short in flag.short}
 
 
 def left_out(server: str) -> dict[str, Any]:
     """Arguments that a server's command states by leaving them out."""
-    return {name: value for name, value in LEFT_OUT.items() if ARGUMENTS[name].flag(server) is not None}
+    return {name: value for name, value in LEFT_OUT.items() if name in flags_of(server)}
 
 
 def option_words() -> dict[str, str]:
@@ -730,15 +506,15 @@ def option_words() -> dict[str, str]:
 
 def lacking(server: str) -> Iterator[str]:
     """Arguments that this server lacks and another server has."""
-    return (name for name, row in ARGUMENTS.items() if row.flag(server) is None)
+    return (name for name in ARGUMENTS if name not in flags_of(server))
 
 
 def spellings(server: str) -> dict[str, str]:
     """Map every current or former name of an argument on this server to the argument."""
     names: dict[str, str] = {}
-    for name, row in ARGUMENTS.items():
-        flag = row.flag(server)
-        if flag is not None:
+    flags = flags_of(server)
+    for name in ARGUMENTS:
+        if (flag := flags.get(name)) is not None:
             names |= dict.fromkeys(filter(None, (*(flag.names or (name,)), flag.earlier)), name)
     return names
 
@@ -750,7 +526,7 @@ def flag_words(server: str, release: Version, args: EngineArgs, stated: Mapping[
     """
     words: list[str] = []
     for name, row in ARGUMENTS.items():
-        flag = row.flag(server)
+        flag = flags_of(server).get(name)
         value = stated.get(name, getattr(args, name))
         if flag is None or not flag.printed or value is None or (name not in stated and value == DEFAULTS[name]):
             continue
@@ -772,12 +548,11 @@ def flag_words(server: str, release: Version, args: EngineArgs, stated: Mapping[
     return words
 
 
-def listed_names() -> Iterator[str]:
-    """Names that servers use for their arguments when they print or log them."""
-    for name, row in ARGUMENTS.items():
-        for flag in (row.vllm, row.sglang):
-            if flag is not None and flag.printed:
-                yield from filter(None, ((flag.names or (name,))[0], flag.earlier, flag.beside))
+def listed_names(server: str) -> Iterator[str]:
+    """Names that a server uses for its arguments when it prints or logs them."""
+    for name, flag in flags_of(server).items():
+        if flag.printed:
+            yield from filter(None, ((flag.names or (name,))[0], flag.earlier, flag.beside))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from kvplan.core.errors import Faults, UnsupportedModelError, UsageError, senten
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.releases import Number, Version
-from kvplan.servers.words.arguments import ARGUMENTS, SHORT, EngineArgs
+from kvplan.servers.releases import DEFAULT, Number, Version
+from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, short_flags
 
 MOST_UNKNOWN: Final = 200  # flags in no list; no real command has so many
 EXPERT_RANKS: Final = "ep"  # number of ranks that share experts, kept here until the tensor ranks are known
@@ -175,13 +175,13 @@ def is_value(word: str) -> bool:
     return not word.startswith("-") or re.fullmatch(r"-\d+", word) is not None or word == "-"
 
 
-def flag_name(word: str, shorts: Mapping[str, str] = SHORT) -> tuple[str, str | None]:
+def flag_name(word: str, shorts: Mapping[str, str] | None = None) -> tuple[str, str | None]:
     """(name with underscores, value after =) of a flag; dotted parts of a JSON flag stay in the name."""
     flag, equals, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")
     if not flag.startswith("--"):
         head, dot, key = name.partition(".")
-        name = shorts.get(head, head) + dot + key
+        name = (short_flags(DEFAULT) if shorts is None else shorts).get(head, head) + dot + key
     return name, value if equals else None
 
 
@@ -253,7 +253,7 @@ def over_experts(args: dict[str, Any], option: str) -> None:
 def pair_name(text: str) -> str:
     """Normalize the key of `--engine-arg k=v` to an argument's name."""
     name = text.partition("=")[0].strip().lstrip("-").replace("-", "_")
-    return SHORT.get(name, name)
+    return short_flags(DEFAULT).get(name, name)
 
 
 def read_pair(text: str) -> tuple[str, Any]:

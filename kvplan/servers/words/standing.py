@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from kvplan.servers.base import server_of
-from kvplan.servers.words.arguments import ARGUMENTS, spellings
+from kvplan.servers.words.arguments import ARGUMENTS, flags_of, spellings
 from kvplan.servers.words.command import Other
 
 Standing = Literal["modeled", "no effect on memory", "refused"]
@@ -45,11 +45,12 @@ def entries(lists: Mapping[str, str]) -> Iterator[tuple[str, str, tuple[str, ...
 
 def standings(server: str) -> Iterator[tuple[str, Standing, str]]:
     """(name, standing, its subject or the reason for rejecting it) of every flag of a server that kvplan knows."""
+    flags = flags_of(server)
     for argument, row in ARGUMENTS.items():
-        flag = row.flag(server)
+        flag = flags.get(argument)
         if flag is not None and (flag.printed or not flag.names):
             names = filter(None, (*(flag.names or (argument,)), flag.earlier))
-            yield from ((name, "modeled", row.help.removeprefix("SGLang: ").removesuffix(".")) for name in names)
+            yield from ((name, "modeled", row.help.removesuffix(".")) for name in names)
     read, others = server_of(server).pasted().flags
     for what, text in read.items():
         standing: Standing = "refused" if what.startswith(REFUSED) else "modeled"
