@@ -1,10 +1,12 @@
 """Peaks of vLLM's profile run, against its own model classes and samplers.
 
 Rows of tests/facts/peak.jsonl are what vLLM 0.33's own code has live at once when its profile run runs on tensors
-without data, eagerly or in the pieces that inductor compiles, on an H100: largest bytes less those that stay.
+without data, eagerly or in the pieces that inductor compiles, on an H100: largest bytes less those that stay. Rows with
+`part` have the language model alone, whose embeddings lie in a buffer of the runner.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,14 @@ def peak_of(row: dict[str, Any]) -> Estimate:
         max_num_seqs=row["seqs"],
         enforce_eager=row["mode"] == "eager",
     )
-    return planned(row["model"], "h100", args)
+    return planned(row["model"], "h100", args, whole="part" not in row)
 
 
-def planned(model: str, card: str, args: EngineArgs) -> Estimate:
+def planned(model: str, card: str, args: EngineArgs, *, whole: bool = True) -> Estimate:
     spec, device = catalog.load(model), gpu(card)
     settings = rules.resolve(spec, device, args, rules.version((0, 33)))
+    if not whole:
+        return activations.forward(spec, settings, args, settings.version, device, settings.max_num_seqs)
     return activations.activations(spec, settings, args, settings.version, device)
 
 
@@ -104,3 +108,15 @@ class TestSampler:
         pooling = EngineArgs(max_model_len=8192, max_num_batched_tokens=8192, max_num_seqs=1024, runner="pooling")
         peak = planned("qwen3-8b", "h100", pooling)
         assert peak.likely == 8192 * 2 * (4096 + 2 * 4096 + 24_576 + 12_288)
+
+
+def test_embeddings_of_a_model_that_sees_have_a_buffer() -> None:
+    """vLLM 0.33 model_states/default.py and mm/encoder_runner.py: one of max_num_batched_tokens x hidden size."""
+    spec, device = catalog.load("qwen3-vl-8b"), gpu("h100")
+    sees = EngineArgs(max_model_len=8192, max_num_batched_tokens=8192, max_num_seqs=64)
+    reads = replace(sees, language_model_only=True)
+    sizes = []
+    for args in (sees, reads):
+        settings = rules.resolve(spec, device, args, rules.version((0, 33)))
+        sizes.append(overheads.buffers(spec, settings, args).likely)
+    assert sizes[0] - sizes[1] == 8192 * 4096 * 2

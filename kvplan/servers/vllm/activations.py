@@ -49,10 +49,17 @@ FORWARD_RANGE = (1.0, 1.2, 1.4)
 FORWARD_SOURCE = f"vLLM profile run; vllm#10517, llm-d-planner v0.19.0; {EVIDENCE}forward"
 MLA_ROWS = 65_536  # most rows of the dummy tensor for MLA's prefill workspace
 LIVE_SOURCE = f"vLLM 0.33 model classes on tensors without data; {EVIDENCE}forward"
-# Model types that transformers' own classes run, or that keep embeddings of positions: their rows stay fitted, with the
-# range of what their classes keep on 1 and 8 GPUs (phi-2, OLMo 2, StarCoder2, GPT-2, BLOOM, OPT: 1.1 to 2.8).
+# Model types whose classes were run on tensors without data. The rows of others stay fitted, with the range of what
+# those keep on 1 and 8 GPUs that did not follow the rules (phi-1.5, phi-2, OLMo 2, StarCoder2, GPT-2, BLOOM, OPT,
+# Laguna, Gemma 3n: 1.1 to 2.8).
 NOT_READ_HIGH = 2.9
-NOT_READ: Final = ("phi", "phi_moe", "gpt2", "olmo", "olmo2", "olmo3", "starcoder2", "bloom", "opt", "gptj", "gpt_neox")
+READ_TYPES: Final = frozenset({
+    "chatglm", "cohere", "cohere2", "dbrx", "deepseek_v2", "deepseek_v3", "falcon", "falcon_h1", "gemma", "gemma2",
+    "gemma3_text", "gemma4_text", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granite", "granitemoehybrid",
+    "internlm2", "jamba", "kimi_k2", "llama", "llama4_text", "mamba", "mimo", "mimo_v2_flash", "minimax_m2",
+    "ministral3", "mistral", "mixtral", "nemotron_h", "nemotron-nas", "phi3", "qwen2", "qwen2_5_vl", "qwen3",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text", "qwen3_vl_text",
+})  # fmt: skip
 READ_STATES: Final = ("mamba1", "mamba2", "gated_delta_net")
 READ_CACHES: Final = (FullAttention, SlidingWindow, ChunkedAttention, LatentAttention, SparseIndexer, RecurrentState)
 
@@ -60,7 +67,7 @@ Live = Mapping[str, int]  # what is live -> elements per token; the words of a f
 
 # Classes whose MLP overwrites its variable of gate and up, so that they are freed before the down projection. Source:
 # vLLM 0.33 model_executor/models (LlamaMLP and its users).
-FREES_GATE = ("llama", "mistral", "phi3", "glm", "chatglm", "nemotron-nas", "jamba", "falcon", "mixtral")
+FREES_GATE = ("llama", "mistral", "ministral3", "phi3", "glm", "chatglm", "nemotron-nas", "jamba", "falcon", "mixtral")
 # Hidden states in 16 bits that are live in a norm computed in float32 with plain tensors, if it is not compiled.
 # Source: layers/layernorm.py (GemmaRMSNorm), models/commandr.py (LayerNorm).
 WIDE_NORMS = {"gemma": 11, "gemma2": 11, "gemma3": 11, "qwen3_next": 11, "qwen3_5": 11, "cohere": 8}
@@ -138,15 +145,16 @@ def forward(
     element, tokens, hidden = DTYPE_BITS[settings.dtype] // 8, settings.max_num_batched_tokens, spec.hidden_size
     sent_on = 2 * element * tokens * hidden if args.pipeline_parallel_size > 1 else 0  # to the next stage
     width = widths(spec, args.tensor_parallel_size, 1)
+    given = takes_items(spec, args, release)
     rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
     latents = element * rows * width.latent
     eager = args.enforce_eager or settings.first_engine
     if is_read(spec) and not other_experts(spec, args, gpu) and (release.is_compared or (eager and is_plain(spec))):
         tp, token = args.tensor_parallel_size, element * tokens
-        live, beside, before = most(spec, tp, latents, 0, token, eager=eager)
+        live, beside, before = most(spec, tp, latents, 0, token, eager=eager, given=given)
         if before:
             (_, room, _), _ = expert_room(spec, settings, args, gpu.sm, shared=True)
-            live, beside, _ = most(spec, tp, latents, room, token, eager=eager)
+            live, beside, _ = most(spec, tp, latents, room, token, eager=eager, given=given)
         return by_tensors(live, beside, spec, sent_on, element, tokens)
     size = element * tokens * (2 * hidden + width.layer)
     low, likely, high = (latents + sent_on + int(size * factor) for factor in FORWARD_RANGE)
@@ -154,8 +162,9 @@ def forward(
     low, likely = max(0, low - workspace), max(0, likely - workspace)  # the fitted factor includes it
     if release.has("consumed_memory") and not release.has("profiled_without_splits"):
         high += size
-    if release.is_compared and spec.model_type in NOT_READ:
-        high = max(high, latents + sent_on + int(size * NOT_READ_HIGH))
+    if release.is_compared and not is_read(spec):  # inputs of all layers are not divided
+        whole = widths(spec, 1, 1).layer if inputs_by_layer(spec) else width.layer
+        high = max(high, latents + sent_on + int(element * tokens * (2 * hidden + whole) * NOT_READ_HIGH))
     text = f" + {latents + sent_on:,} B kept" if latents + sent_on else ""
     formula = (
         f"{tokens:,} tokens x (2 x {hidden:,} hidden + {width.layer:,} widest) x {element} B"
@@ -169,7 +178,14 @@ def is_read(spec: ModelSpec) -> bool:
     """True if the classes that run the model are among those whose tensors were read."""
     caches = {cache for layer in spec.layers for cache in layer}
     states = all(cache.kind in READ_STATES for cache in caches if isinstance(cache, RecurrentState))
-    return states and all(isinstance(cache, READ_CACHES) for cache in caches) and spec.model_type not in NOT_READ
+    return states and spec.model_type in READ_TYPES and all(isinstance(cache, READ_CACHES) for cache in caches)
+
+
+@lru_cache(maxsize=1024)
+def inputs_by_layer(spec: ModelSpec) -> int:
+    """Elements per token of the inputs that a model computes for all its layers before the first (Gemma 3n, 4 E)."""
+    name = "model.per_layer_model_projection"
+    return next((weight.outputs for weight in spec.other_weights if weight.name == name), 0)
 
 
 def other_experts(spec: ModelSpec, args: EngineArgs, gpu: GpuSpec) -> bool:
@@ -191,12 +207,13 @@ def is_plain(spec: ModelSpec) -> bool:
 
 @lru_cache(maxsize=4096)
 def most(
-    spec: ModelSpec, tp: int, latents: int, room: int, token: int, *, eager: bool
+    spec: ModelSpec, tp: int, latents: int, room: int, token: int, *, eager: bool, given: bool
 ) -> tuple[tuple[tuple[str, int], ...], int, bool]:
     """What is live at the peak, the bytes beside it, and whether it is before the first experts.
 
     Beside it is the stand-in for MLA's workspace, less the `room` bytes of the experts' workspace before it is there.
     token  bytes of an element for all tokens of a step
+    given  the embeddings of the tokens are in a buffer of the runner, as for a model that sees or hears
     """
     points = [
         (
@@ -205,9 +222,10 @@ def most(
             layer.is_before_experts,
         )
         for layer in layers_of(spec, tp)
-        for live in live_in(spec, layer, tp, eager=eager)
+        for live in live_in(spec, layer, tp, eager=eager, given=given)
     ]
     live, beside, before = max(points, key=lambda point: (token * sum(point[0].values()) + point[1], not point[2]))
+    live = {**live, "inputs of layers": inputs_by_layer(spec)}
     return tuple(live.items()), beside, before
 
 
@@ -319,18 +337,18 @@ def parts_of(spec: ModelSpec, weights: tuple[Weight, ...], layer: int, tp: int) 
     )
 
 
-def live_in(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[Live]:
+def live_in(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool, given: bool) -> Iterator[Live]:
     """What is live at the points of a layer where most is."""
     parts = layer.parts
     if eager:
-        yield from as_written(spec, parts, tp)
+        yield from as_written(spec, parts, tp, given=given)
     elif parts.inner or parts.qkv:
         yield from compiled(spec, parts, tp)
     if not parts.router and not layer.mixes:
         return
     from kvplan.servers.vllm import live_mixers  # of models with experts, latents or states
 
-    yield from live_mixers.live(spec, layer, tp, eager=eager)
+    yield from live_mixers.live(spec, layer, tp, eager=eager, given=given)
 
 
 def compiled(spec: ModelSpec, parts: Parts, tp: int) -> Iterator[Live]:
@@ -349,12 +367,17 @@ def compiled(spec: ModelSpec, parts: Parts, tp: int) -> Iterator[Live]:
         yield {"attention": 2 * parts.attention, "hidden": 2 * hidden, "qkv": parts.qkv, "rotated": rotated}
 
 
-def as_written(spec: ModelSpec, parts: Parts, tp: int) -> Iterator[Live]:
+def stays(spec: ModelSpec, *, given: bool) -> bool:
+    """True if the residual stays in the runner's buffer of embeddings: the norm adds to it in place."""
+    return given and wide_norm(spec) is None and not spec.model_type.startswith("llama4")
+
+
+def as_written(spec: ModelSpec, parts: Parts, tp: int, *, given: bool) -> Iterator[Live]:
     """What is live while a layer runs eagerly: residual, the last layer's output and the normalized input, beside what
     the variables of its code keep.
     """
     hidden, kind, reduced = spec.hidden_size, spec.model_type, 1 if tp > 1 else 0
-    base = 2 if kind == SINGLE else 3
+    base = (2 if kind == SINGLE else 3) - stays(spec, given=given)
     if parts.inner:
         keeps = not kind.startswith(FREES_GATE) and parts.gate_up > parts.inner
         branches = 1 if kind.startswith(KEEPS_MORE) else 2 if kind == "chatglm" else 0
@@ -377,6 +400,9 @@ def attended(spec: ModelSpec, parts: Parts, tp: int) -> Live:
     """Outputs of attention, also in blocks of fp8, and normalized queries and keys, where the code makes new ones."""
     if spec.model_type.startswith(("qwen3_next", "qwen3_5")):  # a gate of the queries, its sigmoid, their product
         return {"attention": 5 * parts.attention, "keys": parts.keys, "hidden copy": spec.hidden_size}
+    if spec.model_type == "gemma4_text":  # values are normalized too
+        normed = parts.attention + 2 * parts.keys
+        return {"attention": parts.attention, "normalized": normed, "hidden copy": spec.hidden_size}
     normed = parts.attention + parts.keys if parts.has_norms and (tp > 1 or spec.model_type != "minimax_m2") else 0
     packed = 0 if tp > 1 else parts.packed_attention
     return {"attention": parts.attention, "normalized": normed, "in fp8": packed}

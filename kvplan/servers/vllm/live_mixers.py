@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 
 from kvplan.models.spec import LatentAttention, ModelSpec, RecurrentState, Sharing, Weight
-from kvplan.servers.vllm.activations import SINGLE, Layer, Live, wide_norm
+from kvplan.servers.vllm.activations import SINGLE, Layer, Live, stays, wide_norm
 from kvplan.sizing.weights import local_shape
 
 # Routers that read hidden states in float32. Source: vLLM 0.33 models/minimax_m2.py, mimo_v2.py.
 WIDE_ROUTERS = {"minimax_m2": 3, "mimo_v2_flash": 5}
 # Hidden states that a class keeps beyond others on several ranks, eagerly. Source: models/*.py of 0.33.
-BEYOND = {"llama4": -1, SINGLE: -1, "granitemoehybrid": 1, "gemma4": 2}
+BEYOND = {"llama4": -1, SINGLE: -1, "granitemoehybrid": 1, "gemma4": 3}
 
 
-def live(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[Live]:
+def live(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool, given: bool) -> Iterator[Live]:
     if layer.parts.router:
-        yield from experts(spec, layer, tp, eager=eager)
+        yield from experts(spec, layer, tp, eager=eager, given=given)
     for cache in layer.caches:
         match cache:
             case LatentAttention():
@@ -27,7 +27,7 @@ def live(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[Liv
                 yield delta_net(spec, layer, tp, eager=eager)
 
 
-def experts(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[Live]:
+def experts(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool, given: bool) -> Iterator[Live]:
     """Beside the kernels' workspace, which is a buffer: outputs of routed and shared experts, and what holds them."""
     parts, hidden, kind = layer.parts, spec.hidden_size, spec.model_type.removesuffix("_text")
     inputs = {} if eager else {"attention": parts.attention}
@@ -37,6 +37,7 @@ def experts(spec: ModelSpec, layer: Layer, tp: int, *, eager: bool) -> Iterator[
         return
     if eager:
         copies = 4 + (tp > 1) + 2 * parts.shared + (BEYOND.get(kind, 0) if tp > 1 else 0)
+        copies -= stays(spec, given=given)
     else:
         copies = (6 if parts.shared else 4 + (tp > 1)) + (2 if tp > 1 and wide_norm(spec) == 11 else 0)
     if eager and (base := WIDE_ROUTERS.get(kind)) is not None:

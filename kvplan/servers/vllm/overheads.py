@@ -24,7 +24,7 @@ from kvplan.servers.plans.plan import Estimate, Kind
 from kvplan.servers.plans.weights import ONLINE_NAMES
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.changes import since
-from kvplan.servers.vllm.rules import generates
+from kvplan.servers.vllm.rules import generates, takes_items
 from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.allocator import weights_excess
 from kvplan.sizing.weights import Layout, cdiv, local_shape, scheme_for, stage_layers
@@ -248,6 +248,10 @@ def buffers(
         if workspace := blas_workspace(sampler, gpu):
             sampling += workspace
             formula += f" + {workspace:,} B cuBLAS"
+    if settings.runner_v2 and not stage and takes_items(spec, args, settings.version):
+        embeddings = tokens * spec.hidden_size * element_bytes(settings)
+        sampling += embeddings
+        formula += f" + {tokens:,} tokens x {spec.hidden_size:,} hidden of embeddings, {embeddings:,} B"
     fixed = with_weights.total + sampling + tokens * INPUT_BYTES
     if with_weights.latents:
         formula += f" + MLA copies {with_weights.latents:,} B"
