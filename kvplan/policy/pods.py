@@ -5,6 +5,7 @@ from typing import Final
 from kvplan.asked.manifest import Served
 from kvplan.core.units import GIB, format_gib
 from kvplan.planning.plan import Plan, kept_rows
+from kvplan.servers.base import server_of
 
 NAMES: Final = {
     "kv_offloading": "offloaded KV",
@@ -20,20 +21,22 @@ NAMES: Final = {
 def shortage(plan: Plan, served: Served) -> tuple[str, str] | None:
     """(what the pod lacks, the cure), or None if it has room or states no limit.
 
-    The processes' own memory and NCCL's share of /dev/shm come on top; both are not modeled. Several pods of a server
-    divide the rows in ways that a manifest does not state.
+    The workers' own memory is the least that was measured; the other processes' and NCCL's share of /dev/shm come on
+    top. Several pods of a server divide the rows in ways that a manifest does not state.
     """
     if served.num_pods > 1:
         return None
     rows = kept_rows(plan)
-    shared = [(row, size) for row, size in rows if row.in_shm]
-    for limit, sizes, place, key, also in (
+    resident = [(NAMES[row.name], size) for row, size in rows]
+    shared = [(NAMES[row.name], size) for row, size in rows if row.in_shm]
+    workers = ("its workers", plan.request.args.num_gpus * server_of(plan.request.release.engine).launch().worker)
+    for limit, parts, place, key, also in (
         (served.shm, shared, "/dev/shm", "the size of /dev/shm", "NCCL"),
-        (served.memory, rows, "the memory limit", "the memory limit", "each process"),
+        (served.memory, [*resident, workers], "the memory limit", "the memory limit", "each process"),
     ):
-        needed = sum(size for _, size in sizes)
+        needed = sum(size for _, size in parts)
         if limit is not None and limit < needed:
-            names = " and ".join(dict.fromkeys(NAMES[row.name] for row, _ in sizes))
+            names = " and ".join(dict.fromkeys(name for name, size in parts if size))
             problem = f"{place} is {format_gib(limit)}, less than {format_gib(needed)} for {names}"
             return problem, f"raise {key} above {-(-needed // GIB)}Gi, by a few GiB for {also}"
     return None

@@ -209,6 +209,7 @@ class Launch(Protocol):
 
     program  the words before its arguments; image: its container image, with {release}
     port     default port
+    worker   bytes of host memory of a rank's process itself that were measured, the least; 0: never
     words    the words of the command that starts the planned server
     """
 
@@ -218,6 +219,8 @@ class Launch(Protocol):
     def image(self) -> str: ...
     @property
     def port(self) -> int: ...
+    @property
+    def worker(self) -> int: ...
     def words(self, plan: "Plan") -> list[str]: ...
 
 

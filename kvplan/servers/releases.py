@@ -77,6 +77,7 @@ WORDS: Final[dict[str, tuple[str, bool]]] = {
     "runner-v1": ("runner_v2", False),
     "runner-v2": ("runner_v2", True),
     "no-graph-estimate": ("estimates_graphs", False),
+    "unpinned-weights": ("pinned_weights", False),
 }
 INDEXER_LOGITS_MIB: Final = 512  # vLLM 0.33 envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
 SIZES_MIB: Final = range(1, 10**6)  # up to a terabyte
@@ -95,6 +96,7 @@ class Version:
     flashinfer          FlashInfer samples: container images of 0.8 to 0.11 include it, `pip install vllm` does not;
                         False from 0.33 on: VLLM_USE_FLASHINFER_SAMPLER=0
     runner_v2           VLLM_USE_V2_MODEL_RUNNER
+    pinned_weights      False: offloaded weights are not pinned (VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY=1)
     indexer_logits_mib  VLLM_SPARSE_INDEXER_MAX_LOGITS_MB
     expert_tokens       VLLM_FUSED_MOE_CHUNK_SIZE
     without             changes excluded from the plan, to see the effect of each
@@ -107,6 +109,7 @@ class Version:
     first_engine: bool | None = None
     flashinfer: bool | None = None
     runner_v2: bool | None = None
+    pinned_weights: bool = True
     indexer_logits_mib: int = INDEXER_LOGITS_MIB
     expert_tokens: int | None = None
     without: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Overhead of torch's caching allocator on top of a server's tensors: it allocates whole blocks.
+"""Overhead of torch's allocators on top of a server's tensors: they allocate whole blocks.
 
 A server's log counts the allocator's blocks, not its tensors, and the pool gets what the blocks leave. Source:
 torch 2.x c10/cuda/CUDACachingAllocator.cpp: sizes are rounded to 512 bytes; up to 1 MiB they come from segments of
@@ -32,10 +32,19 @@ SMALL, SMALL_SEGMENT = MIB, 2 * MIB
 LARGE, LARGE_SEGMENT = 10 * MIB, 20 * MIB
 
 
-def blocks(sizes: Iterable[int]) -> tuple[int, int]:
-    """(bytes of blocks beyond the tensors, bytes of all segments) for tensors allocated in this order and kept."""
+def pinned(size: int) -> int:
+    """Bytes of page-locked host memory that torch takes for a tensor.
+
+    Source: torch 2.13 ATen/core/CachingHostAllocator.h (allocate), with its default settings; equal to that code for
+    600 sizes (tests/facts/pinned.csv).
+    """
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def blocks(sizes: Iterable[int]) -> tuple[int, list[int]]:
+    """(bytes of blocks beyond the tensors, bytes of each segment) for tensors allocated in this order and kept."""
     free: tuple[list[int], list[int]] = ([], [])  # free ends of the small and of the large segments, by size
-    added = segments = 0
+    added, segments = 0, []
     for size in sizes:
         if size <= 0:
             continue
@@ -47,7 +56,7 @@ def blocks(sizes: Iterable[int]) -> tuple[int, int]:
             block = ends.pop(index)
         else:
             block = segment(rounded)
-            segments += block
+            segments.append(block)
         remainder = block - rounded
         if remainder >= ROUND if small else remainder > SMALL:
             insort(ends, remainder)
@@ -139,7 +148,12 @@ def weights_excess(spec: ModelSpec, layout: Layout) -> int:
     return excess(final for final, _ in pairs) + sum(final - created for final, created in pairs)
 
 
+def weights_segments(spec: ModelSpec, layout: Layout) -> list[int]:
+    """Bytes of each segment for a rank's weights and rotary tables."""
+    return blocks(final for final, _ in tensors(spec, layout))[1]
+
+
 @lru_cache(maxsize=4096)
 def weights_reserved(spec: ModelSpec, layout: Layout) -> int:
     """Bytes of the segments for a rank's weights and rotary tables: the device's loss of free memory."""
-    return blocks(final for final, _ in tensors(spec, layout))[1]
+    return sum(weights_segments(spec, layout))

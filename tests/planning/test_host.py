@@ -24,24 +24,24 @@ def planned(model: str, engine: str, machine: str = "h100-80g", **args: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("model", "tp", "logged"),
+    ("model", "tp", "logged", "pinned"),
     [
         # "# GPU blocks: ..., # CPU blocks: N" of logs that users posted, all with the 4 GiB of the default --swap-space
-        (
-            "llama-3.1-8b",
-            1,
-            2048,
-        ),  # vllm-project/vllm, Llama-3-8B: 32 layers x 8 heads x 128 x 2 x 2 B x 16 tokens = 2 MiB
-        ("qwen2.5-7b", 1, 4681),  # 28 x 4 x 128 x 2 x 2 x 16 B = 896 KiB
-        ("qwen2.5-0.5b", 1, 21845),  # 24 x 2 x 64 x 2 x 2 x 16 B = 192 KiB
-        ("qwen2.5-1.5b", 1, 9362),  # 28 x 2 x 128 x 2 x 2 x 16 B = 448 KiB
-        ("llama-3.1-70b", 2, 1638),  # 80 x 4 x 128 x 2 x 2 x 16 B = 2.5 MiB on each of two ranks
+        # Each layer's share is pinned in a power of two MiB.
+        # vllm-project/vllm, Llama-3-8B: 32 layers x 8 heads x 128 x 2 x 2 B x 16 tokens = 2 MiB
+        ("llama-3.1-8b", 1, 2048, 32 * 128),
+        ("qwen2.5-7b", 1, 4681, 28 * 256),  # 28 x 4 x 128 x 2 x 2 x 16 B = 896 KiB
+        ("qwen2.5-0.5b", 1, 21845, 24 * 256),  # 24 x 2 x 64 x 2 x 2 x 16 B = 192 KiB
+        ("qwen2.5-1.5b", 1, 9362, 28 * 256),  # 28 x 2 x 128 x 2 x 2 x 16 B = 448 KiB
+        ("llama-3.1-70b", 2, 1638, 80 * 64),  # 80 x 4 x 128 x 2 x 2 x 16 B = 2.5 MiB on each of two ranks
     ],
 )
-def test_the_first_engine_s_swap_space_is_the_cpu_blocks_of_its_log(model: str, tp: int, logged: int) -> None:
+def test_the_first_engine_s_swap_space_is_the_cpu_blocks_of_its_log(
+    model: str, tp: int, logged: int, pinned: int
+) -> None:
     answer = planned(model, "vllm@0.6+v0", "h200", tensor_parallel_size=tp, max_model_len=4096)
     swap = next(row for row in host_rows(answer) if row.name == "swap_space")
-    assert swap.size == logged * answer.capacity.bytes_per_block
+    assert swap.size == pinned * 2**20
     assert f"{logged:,}" in swap.formula
 
 
@@ -91,6 +91,15 @@ def test_explain_says_what_was_compared_and_what_is_not_modeled() -> None:
 def test_processed_images_lie_once_beside_each_replica(args: dict[str, int], expected: int) -> None:
     answer = planned("qwen3.5-4b", "vllm@0.33", "h100-80g", max_model_len=32768, **args)
     assert sum(size for row, size in kept_rows(answer) if row.name == "processor_cache") == expected
+
+
+@pytest.mark.parametrize(("ranks", "in_shm"), [(1, True), (2, False)])
+def test_processed_images_lie_in_shared_memory_if_asked_for_and_one_rank_reads_them(ranks: int, in_shm: bool) -> None:
+    """vLLM 0.33 multimodal/cache/factories.py: data-parallel ranks keep them in their API servers whatever the type."""
+    args = EngineArgs(max_model_len=32768, mm_processor_cache_type="shm", data_parallel_size=ranks)
+    answer = plan(Request(catalog.load("qwen3.5-4b"), gpu("h100-80g"), args, parse_engine("vllm@0.33")))
+    (row,) = (row for row in host_rows(answer) if row.name == "processor_cache")
+    assert (row.size, row.in_shm) == (4 * GIB, in_shm)
 
 
 @pytest.mark.parametrize(("model", "engine"), [("whisper-large-v3", "vllm@0.33"), ("qwen2.5-vl-7b", "vllm@0.10.2")])

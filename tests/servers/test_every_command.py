@@ -89,6 +89,7 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "limit_mm_per_prompt": ("image=1", SIGHT, CONTEXT),
         "mm_processor_kwargs": ('{"max_pixels": 1003520}', SIGHT, CONTEXT),
         "mm_processor_cache_gb": ("8", SIGHT, CONTEXT),
+        "mm_processor_cache_type": ("shm", SIGHT, CONTEXT),
         "disable_chunked_mm_input": ("true", SIGHT, CONTEXT),
         "skip_mm_profiling": ("true", SIGHT, CONTEXT),
         "mm_encoder_tp_mode": ("data", SIGHT, {**CONTEXT, "tensor_parallel_size": "2"}),

@@ -85,8 +85,10 @@ def test_offloaded_weights_leave_room_for_the_cache() -> None:
     plain, moved = planned("llama-3.1-70b"), planned("llama-3.1-70b", cpu_offload_gb=80 * GIB)
     assert (plain.fits, moved.fits) == (False, True)
     host = next(row for row in host_rows(moved) if row.name == "weights")
-    assert moved.memory.weights + host.size == plain.memory.weights
-    assert 80 * GIB <= host.size < 81 * GIB
+    size = plain.memory.weights - moved.memory.weights
+    assert 80 * GIB <= size < 81 * GIB
+    # 160, 128, 896 and 448 MiB of a layer are pinned in 256, 128, 1,024 and 512
+    assert host.size / size == pytest.approx(1920 / 1632, rel=0.02)
     assert (host.per, "own offloaders" in host.compared) == ("rank", True)
 
 
@@ -121,7 +123,8 @@ def test_a_sleeping_server_keeps_its_weights_on_the_host() -> None:
     plain, sleeping = planned("llama-3.1-8b"), planned("llama-3.1-8b", enable_sleep_mode=True)
     assert sleeping.capacity == plain.capacity
     host = next(row for row in host_rows(sleeping) if row.name == "weights")
-    assert (host.size, host.compared) == (plain.memory.weights, "")
+    assert host.size > plain.memory.weights  # whole segments, pinned in powers of two (tests/sizing/test_pinned.py)
+    assert host.compared == ""
     assert any(note.startswith("sleep mode: ") for note in sleeping.notes)
 
 

@@ -457,14 +457,14 @@ def num_ranks(args: EngineArgs) -> int:
 
 def offloaded_bytes(args: EngineArgs, release: Version, pool: Pool) -> tuple[int, int]:
     """(number of ranks whose copies of a block are kept, total bytes of those copies)."""
-    once = release.has("latents_offloaded_once") and is_replicated(pool, args)
+    once = release.has("offloaded_region") and is_replicated(pool, args)
     copies = 1 if once else num_ranks(args)
     return copies, copies * pool.stage_bytes[0]
 
 
 def chunk_bytes(num_bytes: int, release: Version) -> int:
     """Host bytes of an offloaded chunk: whole memory pages in the region that ranks share."""
-    return cdiv(num_bytes, MEMORY_PAGE) * MEMORY_PAGE if release.has("offloaded_pages") else num_bytes
+    return cdiv(num_bytes, MEMORY_PAGE) * MEMORY_PAGE if release.has("offloaded_region") else num_bytes
 
 
 def is_replicated(pool: Pool, args: EngineArgs) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from kvplan.servers.plans.plan import HostRow, Plan
 from kvplan.servers.sglang import adapters, hicache, offload
 from kvplan.servers.sglang.pool import SglangPool
+from kvplan.servers.vllm.offload import pinned_row
 
 COMPARED = "sglang 0.5.23's own host pool (tests/servers/test_hicache.py): equal"
 
@@ -20,7 +21,7 @@ def rows(plan: Plan) -> Iterator[HostRow]:
         yield HostRow("adapters", count * size, "rank", how, "sglang 0.5.23 srt/lora/lora.py", "")
     moved = offload.offloaded(plan.request, plan.stage)
     if moved is not None:
-        yield HostRow("weights", moved.size, "rank", f"{moved.how}, pinned", offload.SOURCE, offload.COMPARED)
+        yield pinned_row(moved, offload.SOURCE, offload.COMPARED)
     if not args.enable_hierarchical_cache or not isinstance(plan.pool, SglangPool):
         return
     ratio = args.hicache_ratio or hicache.RATIO

@@ -11,6 +11,7 @@ from kvplan.servers.words.arguments import NO_DRAFT, EngineArgs, flag_words
 program = ("python3", "-m", "sglang.launch_server")
 image = "lmsysorg/sglang:v{release}"
 port = 30000  # srt/server_args.py
+worker = 0
 
 KV_DTYPES = {"auto": None, "fp8": "fp8_e4m3", "bfloat16": "bf16", "float16": "auto"}  # SGLang's own names
 

@@ -17,6 +17,7 @@ from kvplan.servers.releases import Version
 from kvplan.servers.sglang.classes import outer_of, outer_type
 from kvplan.servers.vllm.offload import Offloaded, Parameter, layer_parameters, until_full
 from kvplan.servers.words.arguments import EngineArgs
+from kvplan.sizing.allocator import pinned
 from kvplan.sizing.weights import Layout, layers_on
 
 SOURCE: Final = "sglang 0.5.23 srt/utils/offloader.py"
@@ -94,11 +95,12 @@ def notes(request: Request, stage: int) -> Iterator[str]:
 def _experts(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
     """The experts of the last layers of each group; those of the first layers stay on the GPU."""
     size, each = args.offload_group_size or 0, args.offload_num_in_group or 1
-    moved = [
-        sum(part.size for part in layer if part.name.startswith("mlp.experts") and part.name.endswith(".0"))
+    parts = [
+        [part.size for part in layer if part.name.startswith("mlp.experts") and part.name.endswith(".0")]
         for index, layer in enumerate(layer_parameters(spec, layout, _order(spec)))
         if index % size >= size - each
     ]
+    moved = [sum(sizes) for sizes in parts]
     ahead = args.offload_prefetch_step or 1
     if not moved:
         raise UsageError(
@@ -115,7 +117,7 @@ def _experts(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
         f"experts of {plural(len(moved), 'layer')}, the last {each} of every {size}; {fetched:,} B of them on the GPU "
         "when the pool is sized, those of a layer more while it runs"
     )
-    return Offloaded({"experts": sum(moved)}, fetched, how)
+    return Offloaded({"experts": sum(moved)}, fetched, how, sum(pinned(part) for sizes in parts for part in sizes))
 
 
 def _stays(spec: ModelSpec, part: Parameter) -> bool:

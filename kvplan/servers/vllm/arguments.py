@@ -77,7 +77,7 @@ NO_EFFECT: Final = {
         numa_bind_nodes numa_bind_cpus watchdog_config fail_on_environ_validation! dcp_comm_backend
     """,
     "host memory": """
-        swap_space lora_modules default_mm_loras mm_processor_cache_type disable_mm_preprocessor_cache!
+        swap_space lora_modules default_mm_loras disable_mm_preprocessor_cache!
         mm_hasher_algorithm mm_shm_cache_max_object_size_mb renderer_num_workers
         enable_shm_tensor_arena! mm_tensor_ipc
     """,

@@ -232,10 +232,6 @@ CHANGES: Final = {
         "before, it only replaced the pool of a server that had passed them",
         "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.8 to 0.33, 0.20 and 0.21 among them",
     ),
-    "offloaded_in_shm": Change(
-        (0, 21), "offloaded KV lies in one region of /dev/shm for all ranks; before, in pinned memory of each",
-        "vLLM v1/kv_offload (SharedOffloadRegion)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
-    ),
     "rocm_weights_allocated": Change(
         (0, 21), '"Model loading took" is what torch allocated on AMD GPUs, too; before, what the device lost',
         "vLLM platforms/rocm.py (get_current_memory_usage)", "0.8, 0.9, 0.10, 0.14, 0.19 to 0.24, 0.33",
@@ -263,10 +259,6 @@ CHANGES: Final = {
     "runner_v2_quantized": Change(
         (0, 24), "model runner V2 for quantized models of its list too; before, only where the config names no "
         "quantization", "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.22, 0.23, 0.24",
-    ),
-    "offloaded_pages": Change(
-        (0, 24), "a chunk of offloaded KV is rounded up to pages of memory",
-        "vLLM v1/kv_offload (BLOCK_SIZE_ALIGNMENT)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
     ),
     "runner_v2_dense": Change(
         (0, 25), "model runner V2 for every dense model without recurrent states",
@@ -301,9 +293,11 @@ CHANGES: Final = {
         (0, 27), "model runner V2 profiles a batch of images or audio too",
         "vLLM v1/worker/gpu/model_runner.py (profile_run)", "0.22 to 0.33",
     ),
-    "latents_offloaded_once": Change(
-        (0, 27), "latents that every rank holds are offloaded once; before, by each rank",
-        "vLLM v1/kv_offload (replicated_layout)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
+    "offloaded_region": Change(
+        (0, 27), "offloaded KV lies in one region of /dev/shm for all ranks, in whole pages of memory, and the latents "
+        "of all ranks once; before, each rank pinned its tensors, which torch rounds up to powers of two bytes",
+        "vLLM v1/kv_offload/cpu/spec.py (_uses_shared_region, replicated_layout); vllm-project/vllm#50094",
+        "0.11, 0.12, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.33",
     ),
     "no_bitsandbytes": Change(
         (0, 28), "bitsandbytes weights are not loaded", "vLLM model_executor/layers/quantization/__init__.py",
@@ -333,6 +327,10 @@ CHANGES: Final = {
     "logits_as_they_are": Change(
         (0, 28), "the profile run of model runner V2 samples from the logits themselves, with no copy in float32",
         "vLLM v1/worker/gpu/sample/sampler.py (needs_logits_processing)", "0.22 to 0.33",
+    ),
+    "pinned_again": Change(
+        (0, 29), "--offload-group-size pins each weight again when it has been loaded, and torch keeps the first block",
+        "vLLM model_executor/model_loader/utils.py (device_loading_context)", "0.27 to 0.33",
     ),
     "refined_expert_blocks": Change(
         (0, 29), "ranks may share FP8 experts in parts of their blocks; before, refused",

@@ -42,6 +42,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "runner": Flag(since="runner_flag"),  # before, --task: servers/vllm/server.py
     "convert": Flag(since="runner_flag"),
     "mm_processor_cache_gb": Flag(since="processor_cache"),
+    "mm_processor_cache_type": Flag(since="processor_cache"),
     "max_loras": Flag(beside="enable_lora"),
     "num_speculative_tokens": Flag(printed=False),  # part of --speculative-config
     "speculative_method": Flag(printed=False),  # part of --speculative-config

@@ -7,6 +7,7 @@ from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.models.spec import CrossAttention
 from kvplan.servers.plans.plan import HostRow, Plan
 from kvplan.servers.vllm import features, rules
+from kvplan.sizing.allocator import pinned
 
 PROCESSOR_CACHE: Final = 4 * GIB  # default of --mm-processor-cache-gb
 SWAP_SPACE: Final = 4 * GIB  # default of the first engine's --swap-space
@@ -42,7 +43,8 @@ def processor_cache(plan: Plan) -> Iterator[HostRow]:
         "processor_cache", size, "replica",
         f"processed images, videos and sounds, at most --mm-processor-cache-gb {size / GIB:.9g}; with more API servers "
         "than data-parallel ranks, each holds as much",
-        "vLLM 0.33 multimodal/cache/factories.py, multimodal/cache/lru.py", "",
+        "vLLM 0.33 multimodal/cache/factories.py, lru.py and shm.py", "",
+        in_shm=args.mm_processor_cache_type == "shm" and args.data_parallel_size == 1,
     )  # fmt: skip
 
 
@@ -50,11 +52,15 @@ def rows(plan: Plan) -> Iterator[HostRow]:
     args, capacity = plan.request.args, plan.capacity
     ranks = args.world_size
     if plan.settings.first_engine:
+        from kvplan.servers.vllm.tiers import tensor_pages  # only with this engine
+
         blocks = SWAP_SPACE // capacity.bytes_per_block
         yield HostRow(
-            "swap_space", blocks * capacity.bytes_per_block, "rank",
-            f"--swap-space {format_gib(SWAP_SPACE)} by default, in whole blocks: {blocks:,}, pinned",
-            "vLLM 0.6 worker/worker.py (determine_num_available_blocks)",
+            "swap_space", sum(pinned(blocks * page) for page in tensor_pages(plan.pool, capacity.bytes_per_block)),
+            "rank",
+            f"--swap-space {format_gib(SWAP_SPACE)} by default, in whole blocks: {blocks:,}, each layer's pinned in a "
+            "power of two bytes",
+            "vLLM 0.6 worker/worker.py (determine_num_available_blocks), worker/cache_engine.py (_allocate_kv_cache)",
             'the "# CPU blocks" of posted logs of Llama-3-8B, Llama-3.1-70B and Qwen2.5 0.5B to 7B: equal',
         )  # fmt: skip
     for feature in features.of(plan.request):

@@ -18,6 +18,7 @@ SAID_OF: Final[dict[str, tuple[str | None, str | None, str | None]]] = {
     "runner-v1": (None, None, None),
     "runner-v2": ("runner_v2_by_name", None, None),
     "no-graph-estimate": ("graphs_in_budget", None, None),
+    "unpinned-weights": ("prefetched_weights", None, None),
 }
 TOLD_SIZES: Final[dict[str, tuple[str, str | None, str | None]]] = {
     "indexer": ("indexer_logits_mib", None, None),

@@ -16,6 +16,7 @@ from kvplan.servers.words.arguments import DEFAULTS, flag_words
 program = ("vllm", "serve")
 image = "vllm/vllm-openai:v{release}"
 port = 8000
+worker = 3 * 10**9  # vllm-project/vllm#48436 (two ranks of 3 GB), #57469 (3,131,928 kB of anonymous memory)
 
 MTP_SUFFIX = " (MTP head)"  # models.families.mtp.SUFFIX, which plans without drafts do not import
 

@@ -6,6 +6,8 @@ classes except for the order of a layer's parameters: one more may be offloaded 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 from typing import Final, Literal
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
@@ -19,6 +21,7 @@ from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.changes import since
 from kvplan.servers.vllm.features import Feature
 from kvplan.servers.words.arguments import EngineArgs
+from kvplan.sizing.allocator import pinned, weights_segments
 from kvplan.sizing.weights import Layout, is_built, kv_scale_bytes, layers_on, on_stage, weight_tensors
 
 SOURCE: Final = "vLLM 0.33 model_executor/offloader"
@@ -43,11 +46,13 @@ class Offloaded:
     groups   bytes by tensor group
     buffers  bytes on the GPU into which layers are fetched
     how      what was offloaded
+    host     bytes of host memory that torch takes for them, parameter by parameter
     """
 
     groups: Mapping[str, int]
     buffers: int
     how: str
+    host: int
 
     @property
     def size(self) -> int:
@@ -106,9 +111,11 @@ def offloaded(request: Request, stage: int) -> Offloaded | None:
     if request.draft is not None:
         raise UnsupportedModelError(FLAGS[kind], "offloaded weights with a draft are not modeled", "use only one")
     if kind == "prefetch":
-        return _by_groups(spec, layout, args)
-    layers = layer_parameters(spec, layout, _rank)
-    return until_full((*_towers(spec, layout), *(item for layer in layers for item in layer)), args.cpu_offload_gb or 0)
+        moved = _by_groups(spec, layout, args, copies=2 if request.release.has("pinned_again") else 1)
+    else:
+        parameters = chain(_towers(spec, layout), *layer_parameters(spec, layout, _rank))
+        moved = until_full(parameters, args.cpu_offload_gb or 0)
+    return moved if request.release.pinned_weights else replace(moved, host=moved.size)
 
 
 def moved(request: Request, stage: int) -> Mapping[str, int]:
@@ -147,10 +154,23 @@ def notes(request: Request, stage: int) -> Iterator[str]:
 def host_rows(plan: Plan) -> Iterator[HostRow]:
     weights = offloaded(plan.request, plan.stage)
     if weights is not None:
-        yield HostRow("weights", weights.size, "rank", f"{weights.how}, pinned", SOURCE, COMPARED)
+        yield pinned_row(weights, SOURCE, COMPARED)
     if plan.request.args.enable_sleep_mode:
-        how = "the weights while the server sleeps at level 1, pinned; at level 2 they are dropped"
-        yield HostRow("weights", plan.memory.weights, "rank", how, SLEEP, "")
+        how = "the weights while the server sleeps at level 1, each segment of torch's pinned in a power of two bytes; "
+        yield HostRow("weights", _asleep(plan), "rank", f"{how}at level 2 they are dropped", SLEEP, "")
+
+
+def pinned_row(weights: Offloaded, source: str, compared: str) -> HostRow:
+    how = "in their own size" if weights.host == weights.size else "each parameter pinned in a power of two bytes"
+    return HostRow("weights", weights.host, "rank", f"{weights.how}; {weights.size:,} B, {how}", source, compared)
+
+
+def _asleep(plan: Plan) -> int:
+    """Bytes of a rank's weights on the host: segment by segment where all of them are its own and on the GPU."""
+    request, layout = plan.request, own_layout(plan.request, plan.stage)
+    if layout is None or request.draft is not None or backend(request.args) is not None:
+        return plan.memory.weights
+    return sum(map(pinned, weights_segments(request.spec, layout)))
 
 
 FEATURE: Final = Feature(
@@ -165,21 +185,26 @@ FEATURE: Final = Feature(
 def until_full(parameters: Iterable[Parameter], limit: int) -> Offloaded:
     """Offload parameters in construction order until the requested number of bytes is reached."""
     groups: dict[str, int] = {}
-    total = 0
+    total = host = 0
     for parameter in parameters:
         if total >= limit:
             break
         groups[parameter.group] = groups.get(parameter.group, 0) + parameter.size
         total += parameter.size
-    how = f"the first parameters of the layers until {format_gib(limit)} are reached: {total:,} B"
-    return Offloaded(groups, 0, how)
+        host += pinned(parameter.size)
+    how = f"the first parameters of the layers until {format_gib(limit)} are reached"
+    return Offloaded(groups, 0, how, host)
 
 
-def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
-    """Offload the last layers of each group; per prefetched layer, one buffer for each distinct parameter shape."""
+def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs, copies: int) -> Offloaded:
+    """Offload the last layers of each group; per prefetched layer, one buffer for each distinct parameter shape.
+
+    copies  pinned in turn of each parameter but the norms, of which torch gives none back
+    """
     groups: dict[str, int] = {}
     shapes: set[tuple[str, int]] = set()
-    count, (size, item) = 0, grouped(args)
+    count = host = 0
+    size, item = grouped(args)
     for index, layer in enumerate(layer_parameters(spec, layout, _rank)):
         if index % size < size - item:
             continue
@@ -187,10 +212,13 @@ def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
         for parameter in layer:
             groups[parameter.group] = groups.get(parameter.group, 0) + parameter.size
             shapes.add((parameter.name, parameter.size))
+            host += pinned(parameter.size) * (1 if parameter.group == "norm" else copies)
     ahead = args.offload_prefetch_step or 1
     buffers = ahead * sum(width for _, width in shapes)
     how = f"{plural(count, 'layer')}, the last {item} of every {size}; buffers for {ahead} on the GPU: {buffers:,} B"
-    return Offloaded(groups, buffers, how)
+    if copies > 1:
+        how += "; pinned as created and again as loaded"
+    return Offloaded(groups, buffers, how, host)
 
 
 def layer_parameters(spec: ModelSpec, layout: Layout, rank: Callable[[str], int]) -> Iterator[list[Parameter]]:

@@ -6,6 +6,7 @@ re-derived; equal to the server's own classes in every compared case (tests/serv
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import accumulate, zip_longest
 from typing import Final
 
 from kvplan.core.errors import UsageError
@@ -19,6 +20,7 @@ from kvplan.servers.vllm import connectors
 from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE, Connector, read
 from kvplan.servers.vllm.features import Feature
 from kvplan.servers.words.arguments import EngineArgs, Settings
+from kvplan.sizing.allocator import pinned
 from kvplan.sizing.layout import cdiv
 
 SIMPLE_BYTES: Final = 8 * GIB  # default of SimpleCPUOffloadConnector
@@ -31,7 +33,7 @@ class Tier:
     """Host memory in which a connector keeps blocks.
 
     name    the connector's
-    size    bytes of a replica, all its ranks together
+    size    bytes that a replica takes, all its ranks together
     tokens  capacity in tokens, for requests of the full context
     how     how the size is determined
     in_shm  it lies in /dev/shm
@@ -47,12 +49,12 @@ class Tier:
 def of_plan(plan: Plan) -> Iterator[Tier]:
     settings, capacity = plan.settings, plan.capacity
     context, release = capacity.max_model_len, plan.request.release
-    yield from tiers(plan.request.args, release, plan.pool, context, caches=settings.prefix_caching)
+    yield from tiers(plan.request.args, release, plan.pool, context, settings)
 
 
 def check_pool(request: Request, pool: Pool, settings: Settings) -> None:
     """Reject sizes that vLLM rejects."""
-    deque(tiers(request.args, request.release, pool, 1, caches=settings.prefix_caching), 0)
+    deque(tiers(request.args, request.release, pool, 1, settings), 0)
 
 
 SOURCES: Final = {
@@ -78,28 +80,27 @@ FEATURE: Final = Feature(
 )
 
 
-def tiers(args: EngineArgs, release: Version, pool: Pool, context: int, *, caches: bool) -> Iterator[Tier]:
-    """Host memory of each connector whose own config gives a size.
+def tiers(args: EngineArgs, release: Version, pool: Pool, context: int, settings: Settings) -> Iterator[Tier]:
+    """Host memory of each connector whose own config gives a size, for requests of `context` tokens at most.
 
-    context  tokens of the longest request; caches: prefixes are cached
     Raise UsageError for a size that vLLM rejects.
     """
     connector = read(args, release)
     for part in connector.parts if connector is not None else ():
         if part.name == NATIVE:
-            yield _native(part, args, release, pool, context, caches=caches)
-        elif part.name == SIMPLE and caches:
+            yield _native(part, args, release, pool, context, settings)
+        elif part.name == SIMPLE and settings.prefix_caching:
             yield _simple(part, args, pool, context)
         elif part.name == LMCACHE:
             yield _lmcache(part, args, pool)
 
 
-def _native(part: Connector, args: EngineArgs, release: Version, pool: Pool, context: int, *, caches: bool) -> Tier:
+def _native(part: Connector, args: EngineArgs, release: Version, pool: Pool, context: int, settings: Settings) -> Tier:
     """Follow vLLM 0.33 v1/kv_offload/cpu/spec.py: chunks of several blocks of all ranks, rounded up to memory pages; a
-    latent that every rank holds is stored once.
+    latent that every rank holds is stored once. Before that region, torch pinned each tensor of each rank.
     """
     kinds = {group.first.kind for group in pool.groups}
-    if "state" in kinds and len(kinds) > 1 and not caches:
+    if "state" in kinds and len(kinds) > 1 and not settings.prefix_caching:
         raise UsageError(
             part.option,
             "tokens_per_block is not divisible by tokens_per_hash where states are not cached",
@@ -112,9 +113,35 @@ def _native(part: Connector, args: EngineArgs, release: Version, pool: Pool, con
     chunks = stated // chunk
     of_ranks = f"of {plural(copies, 'rank')}" if copies == num_ranks(args) else "kept once"
     how = f"{stated:,} B requested, in chunks of {plural(each, 'block')} {of_ranks}: {chunks:,} x {chunk:,} B"
-    in_shm = release.has("offloaded_in_shm")
-    how += ", in /dev/shm" if in_shm else ", pinned"
-    return Tier(part.name, chunks * chunk, chunks * context // chunks_each(pool, context, each), how, in_shm)
+    tokens, in_shm = chunks * context // chunks_each(pool, context, each), release.has("offloaded_region")
+    if in_shm:
+        return Tier(part.name, chunks * chunk, tokens, f"{how}, in /dev/shm", in_shm)
+    pages = [
+        pinned(chunks * each * page)
+        for size in pool.stage_bytes
+        for page in ([size] if _is_joint(pool, settings) else tensor_pages(pool, size))
+    ]
+    how += f", pinned in powers of two bytes: {len(pages):,} tensors in each tensor-parallel rank"
+    return Tier(part.name, args.tensor_parallel_size * sum(pages), tokens, how)
+
+
+def _is_joint(pool: Pool, settings: Settings) -> bool:
+    """True if layers that are all alike share one tensor, which model runner V1 makes for this connector.
+
+    Source: vLLM 0.12 to 0.26 v1/worker/kv_connector_model_runner_mixin.py (use_uniform_kv_cache).
+    """
+    specs = {spec for group in pool.groups for spec in group.specs}
+    return not settings.runner_v2 and len(pool.groups) == len(specs) == 1 and "state" not in {s.kind for s in specs}
+
+
+def tensor_pages(pool: Pool, num_bytes: int) -> list[int]:
+    """Page of a block in each tensor of a rank whose blocks take `num_bytes`: one tensor for a layer of each group, or
+    one for all where the layers' pages lie side by side.
+    """
+    by_layer = zip_longest(*([spec.page for _, spec in group.layers] for group in pool.groups), fillvalue=0)
+    pages = list(map(max, by_layer))
+    sums = list(accumulate(pages))
+    return pages[: sums.index(num_bytes) + 1] if num_bytes in sums else [num_bytes]
 
 
 def _simple(part: Connector, args: EngineArgs, pool: Pool, context: int) -> Tier:

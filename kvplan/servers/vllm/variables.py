@@ -41,6 +41,10 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         "vllm", "estimates_graphs", "on", "0 takes no estimate of the CUDA graphs off the budget",
         "vLLM 0.20 to 0.33 v1/worker/gpu_worker.py; 0.18 and 0.19 have it off by default", (0, 20),
     ),
+    "VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY": Variable(
+        "vllm", "pinned_weights", "off", "1 keeps offloaded weights in their own size; pinned, torch rounds each up",
+        "vLLM 0.19 to 0.33 envs.py and model_executor/offloader/base.py", (0, 17),
+    ),
     "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": Variable(
         "vllm", "indexer_logits_mib", "size", "MiB of logits that a sparse indexer makes in the profile run",
         "vLLM 0.19 to 0.33 model_executor/layers/sparse_attn_indexer.py", (0, 19),

@@ -352,6 +352,12 @@ class EngineArgs:
     mm_processor_cache_gb: int | None = argument(
         None, "gib", "Host memory for processed images, videos and sounds. Default: 4; 0: none.", "GIB"
     )
+    mm_processor_cache_type: Literal["lru", "shm"] | None = argument(
+        None,
+        "choice",
+        "Where processed images, videos and sounds lie: in the processes or in /dev/shm.",
+        choices=("lru", "shm"),
+    )
     disable_chunked_mm_input: bool = argument(False, "flag", "Compute every image, video or sound in one step.")
     skip_mm_profiling: bool = argument(
         False, "flag", "Skip the encoder in the profiling run: no memory is reserved for it."
