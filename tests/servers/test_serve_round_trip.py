@@ -169,6 +169,7 @@ VALUES = {
     "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
     "--disaggregation-mode": "decode", "--lora-target-modules": "o_proj",
     "--kv-offloading-backend": "lmcache", "--offload-backend": "uva",
+    "--mm-processor-cache-type": "shm",
     "--cuda-graph-backend-decode": "breakable", "--cuda-graph-backend-prefill": "disabled",
     "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
     "--mamba-radix-cache-strategy": "extra_buffer", "--mamba-scheduler-strategy": "extra_buffer",
