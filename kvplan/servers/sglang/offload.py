@@ -57,13 +57,13 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
 
 
 def _check_groups(spec: ModelSpec, args: EngineArgs) -> None:
-    size, each = args.offload_group_size or 0, args.offload_num_in_group or 1
+    size, last = args.offload_group_size or 0, args.offload_num_in_group or 1
     if not outer_of(spec).experts_apart:
         raise UnsupportedModelError(
             f"{BY_LAYERS} {size}", f"SGLang's class of {outer_type(spec)} cannot do it", f"use {BY_BYTES}"
         )
-    if each > size:
-        raise UsageError(f"offload_num_in_group {each}", f"is more than offload_group_size ({size})", "lower it")
+    if last > size:
+        raise UsageError(f"offload_num_in_group {last}", f"is more than offload_group_size ({size})", "lower it")
 
 
 def offloaded(request: Request, stage: int) -> Offloaded | None:
@@ -94,11 +94,11 @@ def notes(request: Request, stage: int) -> Iterator[str]:
 
 def _experts(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
     """The experts of the last layers of each group; those of the first layers stay on the GPU."""
-    size, each = args.offload_group_size or 0, args.offload_num_in_group or 1
+    size, last = args.offload_group_size or 0, args.offload_num_in_group or 1
     parts = [
         [part.size for part in layer if part.name.startswith("mlp.experts") and part.name.endswith(".0")]
         for index, layer in enumerate(layer_parameters(spec, layout, _order(spec)))
-        if index % size >= size - each
+        if index % size >= size - last
     ]
     moved = [sum(sizes) for sizes in parts]
     ahead = args.offload_prefetch_step or 1
@@ -114,7 +114,7 @@ def _experts(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
         )  # fmt: skip
     fetched = sum(moved[:ahead])
     how = (
-        f"experts of {plural(len(moved), 'layer')}, the last {each} of every {size}; {fetched:,} B of them on the GPU "
+        f"experts of {plural(len(moved), 'layer')}, the last {last} of every {size}; {fetched:,} B of them on the GPU "
         "when the pool is sized, those of a layer more while it runs"
     )
     return Offloaded({"experts": sum(moved)}, fetched, how, sum(pinned(part) for sizes in parts for part in sizes))

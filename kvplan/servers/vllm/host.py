@@ -70,10 +70,10 @@ def rows(plan: Plan) -> Iterator[HostRow]:
     if args.max_loras:
         from kvplan.servers.vllm.adapters import adapter_bytes  # only with adapters
 
-        count, each = args.max_cpu_loras or args.max_loras, adapter_bytes(plan.request.spec, plan.settings, args)
+        count, adapter = args.max_cpu_loras or args.max_loras, adapter_bytes(plan.request.spec, plan.settings, args)
         yield HostRow(
-            "adapters", count * each, "rank",
-            f"at most {count:,} adapters x {each:,} B at rank {args.max_lora_rank}, whole in every process",
+            "adapters", count * adapter, "rank",
+            f"at most {count:,} adapters x {adapter:,} B at rank {args.max_lora_rank}, whole in every process",
             "vLLM 0.33 lora/model_manager.py", "",
         )  # fmt: skip
     yield from processor_cache(plan)

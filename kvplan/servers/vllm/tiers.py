@@ -106,18 +106,18 @@ def _native(part: Connector, args: EngineArgs, release: Version, pool: Pool, con
             "tokens_per_block is not divisible by tokens_per_hash where states are not cached",
             "Hybrid models need --enable-prefix-caching to align block sizes",
         )
-    each = chunk_blocks(part, [tokens for tokens, _ in reach(pool)])
+    blocks = chunk_blocks(part, [tokens for tokens, _ in reach(pool)])
     copies, bare = offloaded_bytes(args, release, pool)
-    chunk = chunk_bytes(each * bare, release)
+    chunk = chunk_bytes(blocks * bare, release)
     stated = part.count("cpu_bytes_to_use") or 0
     chunks = stated // chunk
     of_ranks = f"of {plural(copies, 'rank')}" if copies == num_ranks(args) else "kept once"
-    how = f"{stated:,} B requested, in chunks of {plural(each, 'block')} {of_ranks}: {chunks:,} x {chunk:,} B"
-    tokens, in_shm = chunks * context // chunks_each(pool, context, each), release.has("offloaded_region")
+    how = f"{stated:,} B requested, in chunks of {plural(blocks, 'block')} {of_ranks}: {chunks:,} x {chunk:,} B"
+    tokens, in_shm = chunks * context // chunks_each(pool, context, blocks), release.has("offloaded_region")
     if in_shm:
         return Tier(part.name, chunks * chunk, tokens, f"{how}, in /dev/shm", in_shm)
     pages = [
-        pinned(chunks * each * page)
+        pinned(chunks * blocks * page)
         for size in pool.stage_bytes
         for page in ([size] if _is_joint(pool, settings) else tensor_pages(pool, size))
     ]
@@ -148,14 +148,14 @@ def _simple(part: Connector, args: EngineArgs, pool: Pool, context: int) -> Tier
     """Follow vLLM 0.33 v1/simple_kv_offload/manager.py (_derive_cpu_config)."""
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
     total = part.count("cpu_bytes_to_use")
-    each = part.count("cpu_bytes_to_use_per_rank")
-    room = each if each is not None else (SIMPLE_BYTES if total is None else total) // ranks
-    most = room // pool.stage_bytes[0]
+    of_rank = part.count("cpu_bytes_to_use_per_rank")
+    room = of_rank if of_rank is not None else (SIMPLE_BYTES if total is None else total) // ranks
+    limit = room // pool.stage_bytes[0]
     stated = part.count("num_cpu_blocks")
-    if stated is not None and not 0 < stated <= most:
-        problem = f"num_cpu_blocks={stated} must be between 1 and local offload capacity {most}"
+    if stated is not None and not 0 < stated <= limit:
+        problem = f"num_cpu_blocks={stated} must be between 1 and local offload capacity {limit}"
         raise UsageError(part.option, problem, "use one of these")
-    blocks = max(1, most) if stated is None else stated
+    blocks = max(1, limit) if stated is None else stated
     size = blocks * sum(pool.stage_bytes) * args.tensor_parallel_size
     how = f"{blocks:,} blocks on each of {plural(ranks, 'rank')}, of {room:,} B each, pinned"
     return Tier(part.name, size, blocks * context // chunks_each(pool, context, 1), how)
