@@ -204,7 +204,9 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
         return named, None
     last = re.split(r"[/\\]", named.rstrip("/\\"))[-1].replace("___", ".")  # as ModelScope names its folders
     cached = re.search(r"models--([\w.-]{1,90})--([\w.-]{1,90})", named)
-    candidates = ([f"{cached[1]}/{cached[2]}"] if cached else []) + same_names(last)
+    parts = re.search(r"/([\w.-]{1,60})/transformers/([\w.-]{1,60})/[0-9]{1,3}/?$", named)  # as Kaggle mounts them
+    folder = f"{re.sub('-(?=[0-9])', '', parts[1])}-{parts[2]}" if parts else last
+    candidates = ([f"{cached[1]}/{cached[2]}"] if cached else []) + same_names(folder)
     known = list(
         dict.fromkeys(name for name in (catalog.find(candidate) for candidate in candidates) if name is not None)
     )

@@ -176,6 +176,8 @@ def test_a_path_of_the_servers_machine_is_a_name_and_is_never_opened(run: Run, l
     assert "is not one that `kvplan models` lists" in unplanned(run("reconcile", "--log", path))
     folder = "/mnt/models/qwen/Qwen2___5-7B-Instruct"  # as ModelScope writes a dot
     assert model_of(parse_log(f"non-default args: {{'model': '{folder}'}}"))[0] == "qwen2.5-7b-instruct"
+    mounted = "/kaggle/input/models/qwen-lm/qwen-3/transformers/8b/1"  # family, framework, variation, version
+    assert model_of(parse_log(f"non-default args: {{'model': '{mounted}'}}"))[0] == "qwen3-8b"
     assert same_names("no-such-model") == []
 
 
