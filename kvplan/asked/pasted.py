@@ -41,11 +41,9 @@ def parse(text: str) -> ServeCommand:
     """Parse a pasted server command, listing rejected flags in the result instead of raising."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
-    from kvplan.asked import (
-        container,  # not needed for most commands
-        manifest,
-        snippet,
-    )
+    if is_line(text):
+        return _parse_line(text)
+    from kvplan.asked import container, manifest, snippet
     from kvplan.servers.words import images
 
     if snippet.is_snippet(text):
@@ -67,6 +65,11 @@ def parse(text: str) -> ServeCommand:
         if label is not None and (command.engine or name) == name:
             command.engine = label
     return command
+
+
+def is_line(text: str) -> bool:
+    """True if a text can only be a shell line: neither YAML nor JSON, no list of arguments, no call in Python."""
+    return "\n" not in text.strip() and re.match(r"""\s*(?:[-\[{"']|\w+[ \t]*:[ \t]|$)|[^(]*\(""", text) is None
 
 
 def parse_manifest(text: str) -> ServeCommand:

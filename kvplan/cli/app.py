@@ -108,6 +108,12 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "why_options.WhyOptions",
         "why.why",
     ),
+    "preflight": Entry(
+        "Check before the start whether a server starts on this machine: GPUs, free memory, driver, limits.\n\nExit "
+        "code 1 if it does not, with the flag that helps.",
+        "preflight_options.PreflightOptions",
+        "preflight.preflight",
+    ),
     "rightsize": Entry(
         "Show how much of a live server is used, and how many servers the load needs.",
         "rightsize_options.RightsizeOptions",
@@ -174,7 +180,25 @@ class PanelCommand(typer.core.TyperCommand):
     """A command whose help lists its own options first, then those of every plan, by topic."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread(args))
+        takes_command = any(param.name == "command" and param.param_type_name == "argument" for param in self.params)
+        return super().parse_args(ctx, self.joined(ctx, args) if takes_command else spread(args))
+
+    def joined(self, ctx: Any, args: list[str]) -> list[str]:
+        """Make one word of a server's command that stands at the end: `preflight --gpu l40s vllm serve MODEL ...`."""
+        ctx.allow_interspersed_args = False
+        _, others, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.allow_interspersed_args = True
+        words = args[len(args) - len(others) - 1 :] if others else []
+        if not words or " " in words[0].strip():
+            return args
+        from kvplan.asked.pasted import is_command
+
+        if not is_command(words):
+            return args
+        import shlex
+
+        before = args[: len(args) - len(words)]
+        return [*(before[:-1] if before[-1:] == ["--"] else before), "--", shlex.join(words)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         from kvplan.cli.help import write_options  # only for help

@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from kvplan.cli.options import FORCE, QUIET, PlanOptions, Text, Texts, complete_gpu, option
+from kvplan.cli.fields import FORCE, QUIET, Text, Texts, complete_gpu, option
+from kvplan.cli.options import PlanOptions
 from kvplan.core.records import dataclass
 
 

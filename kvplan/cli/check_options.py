@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from kvplan.cli.options import COLOR, Color, Text, Texts, WorkloadOptions, argument, complete, option
+from kvplan.cli.fields import COLOR, Color, Text, Texts, argument, complete, option
+from kvplan.cli.options import WorkloadOptions
 from kvplan.core.records import dataclass
 
 CheckFormat = Literal["table", "json", "markdown", "github", "junit", "sarif"]

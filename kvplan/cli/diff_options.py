@@ -1,6 +1,6 @@
 """The options of `kvplan diff`."""
 
-from kvplan.cli.options import (
+from kvplan.cli.fields import (
     COLOR,
     FORCE,
     FORMAT,
@@ -9,12 +9,12 @@ from kvplan.cli.options import (
     Color,
     Text,
     Texts,
-    WorkloadOptions,
     argument,
     complete_gpu,
     complete_model,
     option,
 )
+from kvplan.cli.options import WorkloadOptions
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.asked.question import Source, resolve
-from kvplan.cli.options import Texts
+from kvplan.cli.fields import Texts
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB

@@ -1,6 +1,7 @@
 """The options of `kvplan explore`."""
 
-from kvplan.cli.options import FORCE, QUIET, Text, Texts, WorkloadOptions, argument, complete_model, option
+from kvplan.cli.fields import FORCE, QUIET, Text, Texts, argument, complete_model, option
+from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.sweep_options import MODELS, PRICES
 from kvplan.core.records import dataclass
 

@@ -28,6 +28,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "report": "kvplan report runs/smollm2-135m-1",
     },
     "Troubleshoot": {
+        "preflight": "kvplan preflight 'vllm serve Qwen/Qwen3-8B --max-model-len 8192' --gpu l40s",
         "why": "kvplan why server.log",
     },
     "Inspect": {
@@ -69,6 +70,10 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
         "kvplan why - < server.log",
         'kvplan why --command "docker logs vllm"',
         "vllm serve Qwen/Qwen3-8B 2>&1 | kvplan why --follow -",
+    ),
+    "preflight": (
+        "kvplan preflight --gpu l40s vllm serve Qwen/Qwen3-8B --max-model-len 8192",
+        "kvplan preflight 'vllm serve Qwen/Qwen3-8B --max-model-len 8192' --gpu l40s --format json",
     ),
     "rightsize": (
         "kvplan rightsize http://localhost:8000/metrics --interval 5m",

@@ -1,6 +1,7 @@
 """Options for which requests arrive, and how."""
 
-from kvplan.cli.options import PlanOptions, Text, complete_profile, option
+from kvplan.cli.fields import Text, complete_profile, option
+from kvplan.cli.options import PlanOptions
 from kvplan.core.records import dataclass
 
 

@@ -1,18 +1,6 @@
 """The options of `kvplan pack`."""
 
-from kvplan.cli.options import (
-    COLOR,
-    FORCE,
-    FORMAT,
-    QUIET,
-    REPORT,
-    Color,
-    Text,
-    Texts,
-    argument,
-    complete_gpu,
-    option,
-)
+from kvplan.cli.fields import COLOR, FORCE, FORMAT, QUIET, REPORT, Color, Text, Texts, argument, complete_gpu, option
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 

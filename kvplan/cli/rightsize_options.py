@@ -1,6 +1,6 @@
 """The options of `kvplan rightsize`."""
 
-from kvplan.cli.options import COLOR, FORCE, FORMAT, REPORT, Color, Text, Texts, argument, option
+from kvplan.cli.fields import COLOR, FORCE, FORMAT, REPORT, Color, Text, Texts, argument, option
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 

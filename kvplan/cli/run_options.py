@@ -3,19 +3,15 @@
 from typing import ClassVar, Literal
 
 from kvplan.cli.engine_options import ENABLE_LORA, OFFLOADING_DISK, SPECULATIVE_CONFIG
-from kvplan.cli.options import (
+from kvplan.cli.fields import (
     COLOR,
     FORCE,
     FORMAT,
     QUIET,
     REPORT,
     REQUIRED,
-    SERVED_CONTEXT,
-    SERVED_GPU,
-    SERVED_MODEL,
     TRACE_EVENTS,
     Color,
-    PlanOptions,
     Switch,
     Text,
     Texts,
@@ -24,6 +20,7 @@ from kvplan.cli.options import (
     complete_model,
     option,
 )
+from kvplan.cli.options import SERVED_CONTEXT, SERVED_GPU, SERVED_MODEL, PlanOptions
 from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
 from kvplan.servers.base import SERVERS

@@ -3,7 +3,8 @@
 from typing import ClassVar
 
 from kvplan.cli.engine_options import OFFLOADING_DISK, SPECULATIVE_CONFIG
-from kvplan.cli.options import QUIET, PlanOptions, Text, Texts, argument, complete_gpu, complete_model, option
+from kvplan.cli.fields import QUIET, Text, Texts, argument, complete_gpu, complete_model, option
+from kvplan.cli.options import PlanOptions
 from kvplan.core.records import dataclass
 
 

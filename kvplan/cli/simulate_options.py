@@ -2,8 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from kvplan.cli.load_options import LoadOptions
-from kvplan.cli.options import (
+from kvplan.cli.fields import (
     COLOR,
     FORCE,
     FORMAT,
@@ -17,6 +16,7 @@ from kvplan.cli.options import (
     complete_gpu,
     option,
 )
+from kvplan.cli.load_options import LoadOptions
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 

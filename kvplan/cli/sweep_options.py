@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Final, Literal
 
-from kvplan.cli.options import (
+from kvplan.cli.fields import (
     COLOR,
     FORCE,
     FORMAT,
@@ -12,12 +12,12 @@ from kvplan.cli.options import (
     Color,
     Text,
     Texts,
-    WorkloadOptions,
     argument,
     complete_gpu,
     complete_model,
     option,
 )
+from kvplan.cli.options import WorkloadOptions
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 

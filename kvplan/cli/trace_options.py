@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvplan.cli.options import COLOR, FORMAT, REQUIRED, Color, Text, argument, complete_profile, option
+from kvplan.cli.fields import COLOR, FORMAT, REQUIRED, Color, Text, argument, complete_profile, option
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 

@@ -2,20 +2,8 @@
 
 from typing import ClassVar
 
+from kvplan.cli.fields import COLOR, FORCE, FORMAT, QUIET, RAY, REPORT, Color, Text, Texts, complete_gpu, option
 from kvplan.cli.load_options import LoadOptions
-from kvplan.cli.options import (
-    COLOR,
-    FORCE,
-    FORMAT,
-    QUIET,
-    RAY,
-    REPORT,
-    Color,
-    Text,
-    Texts,
-    complete_gpu,
-    option,
-)
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 

@@ -98,6 +98,9 @@ def answered(subjects: list[Subject], options: UpgradeOptions) -> Upgrade:
         raise UsageError(
             "--from, --to", f"name two servers ({old.engine}, {new.engine})", "`kvplan diff` compares those"
         )
+    if old is not None and old == new and options.new is not None and options.old != options.new:
+        problem = f"{printable(options.old or '', 40)} and {printable(options.new, 40)} are planned alike"
+        raise UsageError("--from, --to", problem, f"no change within {old.label} is modeled; name other releases")
     servers: list[Upgraded] = []
     others: list[str] = []
     for subject in subjects:

@@ -2,20 +2,8 @@
 
 from typing import ClassVar
 
-from kvplan.cli.options import (
-    COLOR,
-    FORCE,
-    FORMAT,
-    QUIET,
-    REPORT,
-    Color,
-    Text,
-    Texts,
-    WorkloadOptions,
-    argument,
-    complete_model,
-    option,
-)
+from kvplan.cli.fields import COLOR, FORCE, FORMAT, QUIET, REPORT, Color, Text, Texts, argument, complete_model, option
+from kvplan.cli.options import WorkloadOptions
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format

@@ -21,13 +21,13 @@ from kvplan.core.units import TIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.measure.diagnosis import Diagnosis, Inference
 from kvplan.measure.failure import Failure, read_failure
-from kvplan.measure.serverlog.asked import asked_words, changed
+from kvplan.measure.serverlog.asked import asked_words, cured
 from kvplan.measure.serverlog.drafts import with_draft
 from kvplan.measure.serverlog.log import MAX_BYTES, parse_log, read_text
 from kvplan.planning import cures as planning
-from kvplan.planning.case import Case, Cure
+from kvplan.planning.case import Case
 from kvplan.planning.cures import Anchor
-from kvplan.planning.plan import Request, plan, serve_command
+from kvplan.planning.plan import Request, plan
 from kvplan.report.formats import Answer, rendered
 from kvplan.servers.base import OWN, failures_of_servers, parse_engine
 from kvplan.servers.logs.log import ServerLog
@@ -140,7 +140,7 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
             base, case = None, replace(case, request=None)
     results = tuple(planning.cures(case))
     words = asked_words(lines, log.engine)
-    commands = tuple(command_of(case, cure, words, request) for cure in results)
+    commands = tuple(cured(case, cure, words) for cure in results)
     return Diagnosis(
         failure,
         log,
@@ -360,18 +360,6 @@ class Setup:
             if candidate.total_memory_low <= total.high and total.low <= candidate.total_memory_high
         ]
         return [with_memory(candidate, total.bytes) for candidate in near] or [custom_gpu(total.bytes)]
-
-
-def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Request | None) -> str | None:
-    """The server's own command with the fix applied."""
-    if not cure.args:
-        return None
-    changes = {name: planning.flag_text(case.server, name, value).split() for name, value in cure.args.items()}
-    if words is not None and (None not in cure.args.values() or any("quantization" in word for word in words)):
-        return shlex.join(changed(words, case.server, changes))
-    if cure.plan is not None:
-        return shlex.join(serve_command(cure.plan))
-    return None
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

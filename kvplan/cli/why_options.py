@@ -2,17 +2,13 @@
 
 from typing import ClassVar
 
-from kvplan.cli.options import (
+from kvplan.cli.fields import (
     COLOR,
     FORCE,
     FORMAT,
     QUIET,
     REPORT,
-    SERVED_CONTEXT,
-    SERVED_GPU,
-    SERVED_MODEL,
     Color,
-    PlanOptions,
     Text,
     Texts,
     argument,
@@ -20,6 +16,7 @@ from kvplan.cli.options import (
     complete_model,
     option,
 )
+from kvplan.cli.options import SERVED_CONTEXT, SERVED_GPU, SERVED_MODEL, PlanOptions
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 

@@ -77,6 +77,14 @@ class GpuSpec:
         return _sm(self.compute_capability)
 
     @property
+    def capability(self) -> tuple[int, int] | None:
+        """CUDA's compute capability, (9, 0); None for AMD and for a GPU of which only the memory is known."""
+        if self.compute_capability is None:
+            return None
+        major, _, minor = self.compute_capability.partition(".")
+        return int(major), int(minor)
+
+    @property
     def lacks_peer_access(self) -> bool:
         """True if GPUs of one server cannot write to each other's memory, so that NCCL sends through the host's.
 
@@ -112,6 +120,13 @@ def gpu(name: str) -> GpuSpec:
     if known is None:
         raise entries.unknown(path, "gpu", name)
     return read_entry(known, entries.entry(path, known))
+
+
+def of_device(device_name: str, total_memory: int) -> GpuSpec | None:
+    """The GPU with a name as the driver says it, of several the one whose memory is nearest; None: it is not known."""
+    texts = entries.sections(entries.locate("gpus.yaml")).items()
+    known = [gpu(name) for name, text in texts if f'device_name: "{device_name}"\n' in text]
+    return min(known, key=lambda spec: abs(spec.total_memory - total_memory), default=None)
 
 
 def _resolve(name: str) -> str | None:

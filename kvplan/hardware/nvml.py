@@ -8,13 +8,14 @@ NVIDIA's Python package (nvidia-ml-py, imported as `pynvml`) is loaded only by `
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from kvplan.core.errors import EnvironmentProblem, sentence
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 
 Reason = Literal["absent", "mismatch", "not_loaded", "package", "permission", "lost", "other"]
 T = TypeVar("T")
@@ -257,9 +258,8 @@ class Nvml:
         If GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, CUDA may count them in another order: a warning.
         """
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = self.devices() if visible is None else tuple(self._named(visible))
+        devices = self.visible_devices(visible)
         if ordinal < len(devices):
-            self._check_order(visible)
             return devices[ordinal]
         if not self._count():
             raise self._no_gpu()
@@ -273,6 +273,12 @@ class Nvml:
         raise DeviceError(
             f"cuda:{ordinal}", f"there are {len(devices)} devices", "count from 0, `nvidia-smi -L` lists them"
         )
+
+    def visible_devices(self, visible: str | None) -> "tuple[Device, ...]":
+        """Return the devices that CUDA uses with this CUDA_VISIBLE_DEVICES, in its order; None: it is not set."""
+        devices = self.devices() if visible is None else tuple(self._named(visible))
+        self._check_order(visible)
+        return devices
 
     # --- finding devices ---
 
@@ -447,6 +453,13 @@ class Device:
             if error.value != NOT_SUPPORTED:
                 raise _problem(self.label, error) from error
         return self._shared_memory()
+
+    def capability(self) -> str | None:
+        """CUDA's compute capability, "9.0"."""
+        return self._metric(
+            "compute capability",
+            lambda: ".".join(map(str, self._library.nvmlDeviceGetCudaComputeCapability(self._handle))),
+        )
 
     def processes(self) -> tuple[ProcessMemory, ...]:
         """Memory of each process, by pid; empty if the driver lists none or does not report them (then with a

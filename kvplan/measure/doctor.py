@@ -24,6 +24,7 @@ from kvplan.core.errors import KvplanError, sentence
 from kvplan.core.files import printable
 from kvplan.hardware.gpu import gpu_names
 from kvplan.hardware.nvml import DeviceError, DeviceMemory, Nvml, Reason, host_memory, open_nvml
+from kvplan.measure.machine import container_limit
 from kvplan.models import catalog
 
 # Distribution -> the extra that installs it; None: required by kvplan itself; "dev": used only by its tests.
@@ -101,7 +102,6 @@ _ASK_CUDA = """
 import json, torch
 print(json.dumps([torch.cuda.is_available(), torch.cuda.device_count()]))
 """
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 # --- the facts ------------------------------------------------------------------------------------------------------
@@ -422,17 +422,8 @@ def host_facts() -> Host:
         num_usable_cores=usable,
         memory_total=None if memory is None else memory.total,
         memory_available=None if memory is None else memory.available,
-        memory_limit=memory_limit(_CGROUP_LIMIT),
+        memory_limit=container_limit()[0],
     )
-
-
-def memory_limit(file: Path) -> int | None:
-    """Bytes that the container may use, or None if there is no limit ("max")."""
-    try:
-        text = file.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
 
 
 # --- what to do about it --------------------------------------------------------------------------------------------

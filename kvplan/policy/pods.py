@@ -1,11 +1,13 @@
 """The memory that a manifest gives a pod, compared with what its server keeps on the host."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kvplan.asked.manifest import Served
 from kvplan.core.units import GIB, format_gib
 from kvplan.planning.plan import Plan, kept_rows
 from kvplan.servers.base import server_of
+
+if TYPE_CHECKING:
+    from kvplan.asked.manifest import Served
 
 NAMES: Final = {
     "kv_offloading": "offloaded KV",
@@ -18,21 +20,28 @@ NAMES: Final = {
 }
 
 
-def shortage(plan: Plan, served: Served) -> tuple[str, str] | None:
-    """(what the pod lacks, the cure), or None if it has room or states no limit.
+def shortage(plan: Plan, served: "Served") -> tuple[str, str] | None:
+    """(what the pod lacks, the cure), or None if it has room or states no limit. Several pods of a server divide the
+    rows in ways that a manifest does not state.
+    """
+    return None if served.num_pods > 1 else lacking(plan, shm=served.shm, memory=served.memory)
+
+
+def lacking(
+    plan: Plan, *, shm: int | None = None, memory: int | None = None, name: str = "the memory limit"
+) -> tuple[str, str] | None:
+    """(what the host lacks for what a server keeps there, the cure), or None; None: a size is not known.
 
     The workers' own memory is the least that was measured; the other processes' and NCCL's share of /dev/shm come on
-    top. Several pods of a server divide the rows in ways that a manifest does not state.
+    top.
     """
-    if served.num_pods > 1:
-        return None
     rows = kept_rows(plan)
     resident = [(NAMES[row.name], size) for row, size in rows]
     shared = [(NAMES[row.name], size) for row, size in rows if row.in_shm]
     workers = ("its workers", plan.request.args.num_gpus * server_of(plan.request.release.engine).launch().worker)
     for limit, parts, place, key, also in (
-        (served.shm, shared, "/dev/shm", "the size of /dev/shm", "NCCL"),
-        (served.memory, [*resident, workers], "the memory limit", "the memory limit", "each process"),
+        (shm, shared, "/dev/shm", "the size of /dev/shm", "NCCL"),
+        (memory, [*resident, workers], name, name, "each process"),
     ):
         needed = sum(size for _, size in parts)
         if limit is not None and limit < needed:

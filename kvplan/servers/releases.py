@@ -39,6 +39,7 @@ class Releases:
     compared  releases whose own results the rules were compared with, case by case, as they are named
     changes   by name: present in each release from `since` on
     listed    whether an explanation of an older release lists later changes
+    builds    (first release, CUDA that its published wheel and image are built for), oldest first
     """
 
     oldest: Number
@@ -46,6 +47,7 @@ class Releases:
     compared: tuple[tuple[int, ...], ...]
     changes: Mapping[str, Change]
     listed: bool = False
+    builds: tuple[tuple[tuple[int, ...], tuple[int, int]], ...] = ()
 
 
 NONE: Final = Releases((0, 0), (0, 0), (), {})

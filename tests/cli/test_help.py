@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvplan.cli.app import COMMANDS, TRACE, application
+from kvplan.cli.fields import option
 from kvplan.cli.help import GROUPS, MORE, NEEDS, examples_of
-from kvplan.cli.options import option
 from tests.support.cli import Run, run
 
 __all__ = ["run"]

@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from kvplan.measure import doctor
-from kvplan.measure.doctor import Driver, Torch, ask_torch, cuda_build, gpu_advice, memory_limit
+from kvplan.measure.doctor import Driver, Torch, ask_torch, cuda_build, gpu_advice
 from tests.support.cli import Run, refused, run
 from tests.support.fake_nvml import (
     DRIVER_NOT_LOADED,
@@ -542,14 +542,6 @@ DRIVER = Driver("ok", None, "580.95.05", "13.0", (GPU,), ())
 )
 def test_a_gpu_that_torch_cannot_use_is_told(torch: Torch | None, cure: str | None) -> None:
     assert [advice.cure for advice in gpu_advice(torch, DRIVER)] == ([] if cure is None else [cure])
-
-
-@pytest.mark.parametrize(("text", "limit"), [("max\n", None), ("34359738368\n", 32 * GIB), ("", None)])
-def test_a_containers_limit_is_read(tmp_path: Path, text: str, limit: int | None) -> None:
-    file = tmp_path / "memory.max"
-    assert memory_limit(file) is None
-    file.write_text(text)
-    assert memory_limit(file) == limit
 
 
 def test_the_json_is_valid_whatever_the_machine(run: Run, install: Install) -> None:

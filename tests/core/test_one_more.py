@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.cli import app
-from kvplan.cli.options import REPORT
+from kvplan.cli.fields import REPORT
 from kvplan.report.formats import Format
 from tests.support.cli import config_file
 from tests.support.planted import ROOT, answer_of

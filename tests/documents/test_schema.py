@@ -49,6 +49,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pack": (
         ("pack", "--gpu", "l40s", "--server", "qwen3-8b --max-model-len 16384", "--server", "qwen3-0.6b"),
     ),
+    "preflight": (
+        ("preflight", "vllm serve Qwen/Qwen3-8B --max-model-len 8192", "--gpu", "l40s"),
+        ("preflight", "vllm serve meta-llama/Llama-3.1-70B-Instruct", "--gpu", "l40s"),
+    ),
     "rightsize": (
         ("rightsize", "examples/metrics.1.txt", "examples/metrics.2.txt", "--interval", "630s"),
         ("rightsize", "examples/metrics.1.txt", "examples/metrics.2.txt"),

@@ -55,6 +55,54 @@ def test_an_upgrade_has_the_sign_that_was_reported(
     assert low < ratio(server, path) < high
 
 
+# vllm-project/vllm#11230: 47.74 GiB, Qwen2.5 72B of 4 bits, 0.95, eager: 0.6.3.post1 starts; 0.6.4.post1 lacks memory,
+# and logs weights of 38.526 GiB and 4.09 that are not torch's, of which the CUDA context is some 0.5.
+FULL_GPU = (
+    "qwen2.5-72b-awq", "--weights-bytes", "38.526GiB", "--gpu-memory", "47.74GiB", "--memory-in-use", "3.6GiB", "--ctx",
+    "8192", "--gpu-memory-utilization", "0.95", "--enforce-eager",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "outcome", "since"),
+    [
+        ("0.6.3", "0.6.4", "does not start", ["0.6.4"]),
+        ("0.6.4.post1", "0.6.5", "starts", ["0.6.5"]),
+        ("0.6.3", "0.6.6", "as before", []),  # one change undoes the other
+    ],
+)
+def test_patches_of_0_6_count_other_memory_differently(
+    run: Run, old: str, new: str, outcome: str, since: list[str]
+) -> None:
+    server = answer(run, *FULL_GPU, "--from", f"vllm@{old}", "--to", f"vllm@{new}")
+    assert server["outcome"] == outcome
+    assert [change["since"] for change in server["changes"] if change["deltas"]] == since
+
+
+def test_the_second_engine_of_0_8_counts_what_the_first_does_not(run: Run) -> None:
+    """vllm-project/vllm#17366: two servers on a GPU start with V0 and not with V1: what the other holds counts."""
+    words = (
+        "qwen3-8b",
+        "--gpu",
+        "a100-80g",
+        "--memory-in-use",
+        "20GiB",
+        "--gpu-memory-utilization",
+        "0.4",
+        "--ctx",
+        "8k",
+    )
+    server = answer(run, *words, "--from", "vllm@0.8.5+v0", "--to", "vllm@0.8.5+v1")
+    assert server["outcome"] == "does not start"
+
+
+def test_patches_that_are_not_told_apart_are_refused(run: Run) -> None:
+    """An answer "as before" would be a guess: no change within 0.7 is known, and none is ruled out."""
+    ran = run("upgrade", "qwen3-8b", "--gpu", "l40s", "--ctx", "8k", "--from", "vllm@0.7.1", "--to", "vllm@0.7.3")
+    assert ran.code == 2
+    assert "--from, --to: vllm@0.7.1 and vllm@0.7.3 are planned alike" in ran.err
+
+
 DEPRECATED = "vllm serve meta-llama/Llama-3.1-405B-Instruct-FP8 -tp 8 --max-model-len 8192"
 
 

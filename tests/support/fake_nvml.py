@@ -47,6 +47,7 @@ class FakeGpu:
     milliwatts: int = 312_500
     clocks: dict[int, int] = field(default_factory=lambda: {1: 1410, 2: 1593})  # NVML_CLOCK_SM, NVML_CLOCK_MEM
     celsius: int = 56
+    capability: tuple[int, int] = (8, 0)
     errors: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -196,6 +197,10 @@ class FakeDriver:
 
     def _nvmlDeviceGetGraphicsRunningProcesses_v2(self, gpu: FakeGpu, count: Any, processes: Any) -> int:
         return _give_processes(gpu.graphics, count, processes)
+
+    def _nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = gpu.capability
+        return SUCCESS
 
     def _nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu, rates: Any) -> int:
         rates._obj.gpu, rates._obj.memory = gpu.gpu_percent, gpu.memory_percent

@@ -1,11 +1,15 @@
 """The command that started a server, word by word as in its log, and the same command with some flags changed."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Final
 
 from kvplan.core.errors import KvplanError
 from kvplan.measure.serverlog.command import command_in, variables_before
+from kvplan.planning.case import Case, Cure
+from kvplan.planning.cures import flag_text
+from kvplan.planning.plan import serve_command
 from kvplan.servers.base import logs_of
 from kvplan.servers.logs.log import Logs
 from kvplan.servers.logs.text import MAX_LINE
@@ -81,6 +85,16 @@ def _without_prose(table: Logs, words: list[str]) -> list[str]:
 def changed(words: Sequence[str], engine: str, changes: Mapping[str, Sequence[str]]) -> list[str]:
     """Change some engine arguments in a command's words: argument -> the words of its flag, none to drop it."""
     return _changed(logs_of(engine), words, changes)
+
+
+def cured(case: Case, cure: Cure, words: Sequence[str] | None) -> str | None:
+    """The server's own command with a fix applied, to paste; None if it cannot be written."""
+    if not cure.args:
+        return None
+    changes = {name: flag_text(case.server, name, value).split() for name, value in cure.args.items()}
+    if words is not None and (None not in cure.args.values() or any("quantization" in word for word in words)):
+        return shlex.join(changed(words, case.server, changes))
+    return None if cure.plan is None else shlex.join(serve_command(cure.plan))
 
 
 def _changed(table: Logs, words: Sequence[str], changes: Mapping[str, Sequence[str]]) -> list[str]:

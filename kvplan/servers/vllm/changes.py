@@ -1,7 +1,8 @@
 """Every difference between vLLM's releases that affects an answer: what changed, in which release, and the source.
 
-`read` lists the releases whose own code was read: of 0.8 to 0.33 the first wheel of each except 0.12, 0.13 and 0.15,
-and 0.8.5, 0.9.2, 0.10.2 and 0.27.1. For releases between two that were read, and for patches, a change is inferred.
+`read` lists the releases whose own code was read: 0.6.3.post1, 0.6.4.post1 and 0.6.5, of 0.8 to 0.33 the first wheel of
+each except 0.12, 0.13 and 0.15, and 0.8.5, 0.9.2, 0.10.2 and 0.27.1. For releases between two that were read, and for
+patches, a change is inferred.
 Rules based on logs are checked by tests/core/test_versions.py and reports/accuracy.
 """
 
@@ -10,6 +11,15 @@ from typing import Final
 from kvplan.servers.releases import Change, Releases
 
 CHANGES: Final = {
+    "whole_gpu_counted": Change(
+        (0, 6, 4), "the CUDA context and what other processes hold count against the budget; before, neither did",
+        "vLLM worker/worker.py (determine_num_available_blocks); vllm-project/vllm#10360, #11230",
+        "0.6.3.post1, 0.6.4.post1",
+    ),
+    "increase_counted": Change(
+        (0, 6, 5), "only what the server itself adds counts against the budget, without its CUDA context",
+        "vLLM worker/worker.py and utils.py (memory_profiling)", "0.6.4.post1, 0.6.5",
+    ),
     "latent_cache": Change(
         (0, 7), "the pool holds MLA's latents, in entries of a multiple of 256 bytes until V1; before, full heads",
         "vLLM 0.7 worker/cache_engine.py; a log of DeepSeek-R1 on 0.7",
@@ -46,7 +56,8 @@ CHANGES: Final = {
         "vLLM v1/worker/gpu_worker.py (init_device)", "0.8.5, 0.9.2",
     ),
     "others_apart": Change(
-        (0, 9), "memory that other processes hold does not count against the second engine's budget; before, it did",
+        (0, 9), "the CUDA context and what other processes hold do not count against the second engine's budget; "
+        "before, they did",
         "vLLM v1/worker/gpu_worker.py (determine_available_memory)", "0.8.5, 0.9.2",
     ),
     "fp8_blocks_by_marlin": Change(
@@ -429,8 +440,13 @@ CHANGES: Final = {
 }  # fmt: skip
 
 
+# CUDA of each release's wheel: of the torch that it pins, by the requirements of both on the package index (0.6.3:
+# torch 2.4.0, CUDA 12.1; 0.6.4: 2.5.1, 12.4; 0.10.2: 2.8.0, 12.8; 0.20: 2.11.0, 13.0). The images of 0.9 have 12.8.
+BUILDS: Final = (((0, 6), (12, 1)), ((0, 6, 4), (12, 4)), ((0, 9), (12, 8)), ((0, 20), (13, 0)))
 # The release compared, case by case: tests/oracles.py
-RELEASES: Final = Releases(oldest=(0, 6), newest=(0, 33), compared=((0, 33),), changes=CHANGES, listed=True)
+RELEASES: Final = Releases(
+    oldest=(0, 6), newest=(0, 33), compared=((0, 33),), changes=CHANGES, listed=True, builds=BUILDS
+)
 
 
 def since(name: str) -> tuple[int, ...]:

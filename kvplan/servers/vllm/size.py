@@ -22,6 +22,7 @@ from kvplan.servers.plans.plan import (
 )
 from kvplan.servers.plans.pool import Capacity, Pool, blocks_in, cache_notes
 from kvplan.servers.plans.weights import own_layout, rank_weights
+from kvplan.servers.releases import Version
 from kvplan.servers.vllm import activations, classes, features, overheads, supported
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
@@ -86,8 +87,8 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     rows = [estimates[name] for name in BUDGET_ROWS]
     if not settings.graphs_in_budget:  # the graphs are in addition to the budget, not part of it
         rows.remove(estimates["cuda_graphs"])
-    if not settings.first_engine and not release.has("others_apart"):
-        rows.append(estimates["in_use"])
+    if counts_whole_gpu(settings, release):
+        rows += [estimates["context"], estimates["in_use"]]
     low_total = ceil(gpu.total_memory_low * settings.gpu_memory_utilization)
     high_total = ceil(gpu.total_memory_high * settings.gpu_memory_utilization)
     return Budget(
@@ -100,6 +101,13 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
             high_total - fixed - sum(row.low for row in rows),
         ),
     )
+
+
+def counts_whole_gpu(settings: Settings, release: Version) -> bool:
+    """True if all that is in use on the GPU counts against the budget, its CUDA context and other processes too."""
+    if settings.first_engine:
+        return release.has("whole_gpu_counted") and not release.has("increase_counted")
+    return not release.has("others_apart")
 
 
 def gate(plan: Plan, end: Literal["low", "likely"]) -> Refusal | None:

@@ -39,8 +39,9 @@ def given(earlier: Iterable[list[str]], before: list[str]) -> Environment:
 
     before  the words before the server in its own command: assignments, wrappers, or `docker run` and its options
     """
-    known = variables()
-    return {name: value if name in known else None for name, value in _assigned(earlier, before).items()}
+    assigned = _assigned(earlier, before)
+    known = variables() if assigned else {}  # of every server: most commands assign nothing
+    return {name: value if name in known else None for name, value in assigned.items()}
 
 
 def _assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
