@@ -66,8 +66,7 @@ from benchmarks.kernel_bench.problems import (
 from engine.kernels import checks, configs
 from engine.kernels.tiles import AttentionTile, Entry, Kernel, Key, Trial, document_of, read_tiles
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
-from tests.support.compile_kernels import MULTIPROCESSORS
-from tests.support.compile_kernels import Row as CompiledRow
+from tests.support.compile_kernels import MULTIPROCESSORS, CompiledKernel
 
 TRIAL = "kvplan/tiles-trial@1"  # what the engine refuses to read: no GPU has timed it
 NO_GPU = "none: Triton's interpreter"
@@ -214,7 +213,7 @@ class Compiled:
 
     def programs(self, arch: int, num_warps: int) -> int:
         """How many run at once on one multiprocessor, from 1 to MOST_PROGRAMS; of what has no fault."""
-        code = CompiledRow("", "", f"w{num_warps}", _counted(arch), self.registers, self.spills, self.shared, 0, "")
+        code = CompiledKernel("", "", f"w{num_warps}", _counted(arch), self.registers, self.spills, self.shared, 0, "")
         return max(1, min(MOST_PROGRAMS, code.programs))
 
 

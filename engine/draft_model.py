@@ -29,7 +29,7 @@ from kvplan.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DraftRow:
     """Tokens of one sequence to be computed, the first at `start`, in these blocks."""
 
     token_ids: list[int]
@@ -148,15 +148,15 @@ class DraftModel:
         token_ids = self._guess(self._step(replace(step, logit_tokens=step.last_tokens[places])))
         guesses = [token_ids]
         for ahead in range(num_drafts - 1 if wanting else 0):
-            decodes = [Row([0], seq.num_tokens + ahead, seq.block_table[0]) for seq in wanting]
+            decodes = [DraftRow([0], seq.num_tokens + ahead, seq.block_table[0]) for seq in wanting]
             step_ahead = self._step(arrays_of(decodes, self._runner.config.block_size))
             guesses.append(self._guess(replace(step_ahead, token_ids=guesses[-1])))
         drafts: list[list[int]] = torch.stack(guesses, dim=1).tolist()
         return dict(zip(wanting, drafts, strict=True))
 
-    def _catch_up(self, batch: Batch, arrays: BatchArrays) -> dict[Sequence, Row]:
+    def _catch_up(self, batch: Batch, arrays: BatchArrays) -> dict[Sequence, DraftRow]:
         """What the batch computed, and its new tokens; of one that has ended, what later requests may share."""
-        rows: dict[Sequence, Row] = {}
+        rows: dict[Sequence, DraftRow] = {}
         for place, seq in enumerate(arrays.seqs):
             end = int(arrays.context_lens[place])
             start = end - batch.num_tokens[seq]
@@ -167,7 +167,7 @@ class DraftModel:
                 blocks = arrays.block_tables[0][place].tolist()
             token_ids = seq.token_ids[start:end]
             if token_ids and seq.status != "preempted" and seq.error is None:
-                rows[seq] = Row(token_ids, start, blocks)
+                rows[seq] = DraftRow(token_ids, start, blocks)
         return rows
 
     def _step(self, arrays: BatchArrays) -> StepTensors:
@@ -181,7 +181,7 @@ class DraftModel:
         return token_ids
 
 
-def arrays_of(rows: list[Row], block_size: int) -> BatchArrays:
+def arrays_of(rows: list[DraftRow], block_size: int) -> BatchArrays:
     """Rows as a step's arrays, those of one token first."""
     lens = np.array([len(row.token_ids) for row in rows], np.int64)
     starts = np.concatenate(([0], np.cumsum(lens)))

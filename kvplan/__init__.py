@@ -189,13 +189,13 @@ def sweep(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> 
     """
     from kvplan.asked.call import KEYWORDS, form_of
     from kvplan.planning.grid import grid_of, refuse_unusable
-    from kvplan.planning.sweep import Row, all_rows
+    from kvplan.planning.sweep import SweepRow, all_rows
 
     form = form_of(options, KEYWORDS | {"prices"}, models=models)
     _, grid, _ = grid_of(form, form.texts("models") or [], form.text("prices"))
     refuse_unusable(grid)
     rows = (row for chunk in all_rows(grid, jobs=1) for row in chunk)
-    return [dict(zip(Row._fields, row, strict=True)) for row in rows]
+    return [dict(zip(SweepRow._fields, row, strict=True)) for row in rows]
 
 
 def sweep_frame(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> "pandas.DataFrame":

@@ -38,7 +38,7 @@ LLM_ARGUMENTS: Final = "VLLM_ADDITIONAL_ARGS"  # KServe's runtime appends it to 
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedContainer:
     """A container that serves a model.
 
     id         unique name within the file
@@ -91,14 +91,14 @@ def is_manifest_file(text: str) -> bool:
     return re.search(_TOP_KEYS, text, re.MULTILINE) is not None and re.search(r"^targets[ \t]*:", text, re.M) is None
 
 
-def served(text: str, where: str) -> list[Served]:
+def served(text: str, where: str) -> list[ServedContainer]:
     """Return every container of a manifest that serves a model. Raise UsageError if there is none.
 
     where  name of the manifest in error messages
     """
     if len(text) > MAX_CHARS:
         raise UsageError(where, f"is longer than {MAX_CHARS:,} characters ({len(text):,})", "split the file")
-    containers: list[Served] = []
+    containers: list[ServedContainer] = []
     budget = Budget(where)
     for number, document in enumerate(documents(text, where), 1):
         for place, body, pod in serving_places(document, where, f"server-{number}"):
@@ -114,13 +114,13 @@ def served(text: str, where: str) -> list[Served]:
     return named_apart(containers)
 
 
-def named_apart(containers: list[Served]) -> list[Served]:
+def named_apart(containers: list[ServedContainer]) -> list[ServedContainer]:
     """Give the containers unique ids: the object's name, plus the container's if an object has several."""
     counts: dict[str, int] = {}
     for item in containers:
         counts[item.id] = counts.get(item.id, 0) + 1
     ids: dict[str, int] = {}
-    named: list[Served] = []
+    named: list[ServedContainer] = []
     for item in containers:
         name = item.id if counts[item.id] == 1 else f"{item.id}.{item.container}"
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:70] or "server"
@@ -323,7 +323,7 @@ def stack_words(config: Mapped) -> list[str]:
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
-def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> list[Served]:
+def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> list[ServedContainer]:
     """Return the container if it serves a model."""
     image = str(body.get("image") or "") if not isinstance(body.get("image"), dict) else ""
     notes: list[str] = []
@@ -347,7 +347,7 @@ def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> l
     gpu, label = gpu_of_labels(labels_of(pod))
     num_gpus = gpus_of(body, budget.where)
     return [
-        Served(
+        ServedContainer(
             id=place.name,
             container=str(body.get("name") or body.get("container_name") or place.name),
             line=body.line,

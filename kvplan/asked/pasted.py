@@ -16,7 +16,7 @@ from kvplan.servers.words import environment, shell
 from kvplan.servers.words.command import Note, ServeCommand, refuse
 
 if TYPE_CHECKING:
-    from kvplan.asked.manifest import Served
+    from kvplan.asked.manifest import ServedContainer
 
 MAX_COMMAND_CHARS = 16 * 1024  # room for every flag of a server at once
 
@@ -89,7 +89,7 @@ def parse_manifest(text: str) -> ServeCommand:
     return parse_container(containers[0])
 
 
-def parse_container(served: "Served") -> ServeCommand:
+def parse_container(served: "ServedContainer") -> ServeCommand:
     """Parse the command of a manifest's container; its image implies the release."""
 
     command = _parse_line(served.command)

@@ -32,8 +32,8 @@ from kvplan.policy.gauges import Case, read_trace
 from kvplan.policy.judge import Against, Evidence
 from kvplan.policy.result import (
     OUTCOMES,
+    CheckFailure,
     CheckResult,
-    Failure,
     Finding,
     TargetResult,
 )
@@ -273,22 +273,24 @@ def rendered(format: str, result: CheckResult) -> str:
 
 
 @contextmanager
-def failure_told(path: Path, tell: Callable[[Failure], None]) -> Iterator[None]:
+def failure_told(path: Path, tell: Callable[[CheckFailure], None]) -> Iterator[None]:
     """Report why a check cannot run, then re-raise the error for its message and exit code."""
     try:
         yield
     except KvplanError as raised:
         error = in_typed_words(raised, output.command_line(), {})
-        first, *others = (Failure(path_text(path), wrong.message, wrong.exit_code, wrong.mark) for wrong in error.all)
+        first, *others = (
+            CheckFailure(path_text(path), wrong.message, wrong.exit_code, wrong.mark) for wrong in error.all
+        )
         tell(replace(first, others=tuple(others)))
         raise
     except Exception as error:
         kind = f"{type(error).__name__}: {error}"[:200]
-        tell(Failure(path_text(path), f"internal error: {kind}; a bug in kvplan, please report it", BUG))
+        tell(CheckFailure(path_text(path), f"internal error: {kind}; a bug in kvplan, please report it", BUG))
         raise
 
 
-def show_failure(failure: Failure, format: str) -> None:
+def show_failure(failure: CheckFailure, format: str) -> None:
     """Write the failure to standard output in a machine format; for people, standard error is enough."""
     if format == "table":
         return
@@ -297,12 +299,12 @@ def show_failure(failure: Failure, format: str) -> None:
         append_summary(rendered_failure("markdown", failure))
 
 
-def save_failure(failure: Failure, reports: Sequence[output.ReportFile]) -> None:
+def save_failure(failure: CheckFailure, reports: Sequence[output.ReportFile]) -> None:
     for report in reports:
         report.save(rendered_failure(report.format, failure))
 
 
-def rendered_failure(format: str, failure: Failure) -> str:
+def rendered_failure(format: str, failure: CheckFailure) -> str:
     match format:
         case "json":
             return as_json(failure_document(failure))

@@ -13,7 +13,7 @@ from kvplan.cli.diff import PATH_KEYS, words
 from kvplan.core import git, strict_yaml
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable, read_text
-from kvplan.planning.attribute import Change, moves
+from kvplan.planning.attribute import InputChange, moves
 from kvplan.policy import changes as policy_changes
 from kvplan.policy import file as policy_file
 from kvplan.policy import judge
@@ -247,6 +247,6 @@ def workload_changes(base: Base, before: Target, now: Target, policy: Policy) ->
     return [printable(change, 200) for change in changes]
 
 
-def change_text(change: Change) -> str | None:
+def change_text(change: InputChange) -> str | None:
     old, new = change.old or "not given", change.new or "not given"
     return None if old == new else f"{change.name} {old} -> {new}"

@@ -18,7 +18,7 @@ from kvplan.core.files import exists, load_json, printable
 from kvplan.documents.diff import diff_document
 from kvplan.planning.diff import Difference, Side, difference, document_sides, plan_side
 from kvplan.planning.plan import Plan, plan
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 
 if TYPE_CHECKING:
     from kvplan.core.strict_yaml import Node
@@ -275,10 +275,10 @@ def key_of(the_plan: Plan) -> str:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def answer(result: Difference) -> Answer:
+def answer(result: Difference) -> CommandAnswer:
     from kvplan.report import diff_text
 
-    return Answer(
+    return CommandAnswer(
         lambda _: diff_text.diff_lines(result),
         lambda: diff_document(result),
         lambda: diff_text.diff_table(result),

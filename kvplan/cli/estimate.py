@@ -8,7 +8,7 @@ from kvplan.cli.options import EstimateOptions, inputs_of
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 
 if TYPE_CHECKING:
     from kvplan.core.table import Table as Rows
@@ -68,7 +68,7 @@ def plans_of(tables: list[Table]) -> list[Plan]:
     return [reply for table in tables for _, reply in table if isinstance(reply, Plan)]
 
 
-def shapes(tables: list[Table], options: EstimateOptions) -> Answer:
+def shapes(tables: list[Table], options: EstimateOptions) -> CommandAnswer:
     """The answer for each format; for machine formats, a note says which GPUs are left out."""
     plans = plans_of(tables)
 
@@ -99,7 +99,7 @@ def shapes(tables: list[Table], options: EstimateOptions) -> Answer:
             output.tell("warning", f"{name}: skipped: {error}")
     servers = [plan.request.release.label for plan in plans]
     whole = lambda blocks: screen(tables, blocks=blocks, explain=options.explain)  # noqa: E731
-    return Answer(whole, document, rows, page, figures, servers)
+    return CommandAnswer(whole, document, rows, page, figures, servers)
 
 
 def screen(tables: list[Table], *, blocks: bool, explain: bool) -> "list[Part]":

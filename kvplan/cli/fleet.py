@@ -18,10 +18,10 @@ from kvplan.planning.plan import Plan
 from kvplan.planning.sweep import portable_requests
 from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
-from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Role
+from kvplan.simulate.fleet import Autoscale, Fleet, Kind, Link, ReplicaFailure, Role
 from kvplan.simulate.fleet_result import fleet_result
 from kvplan.simulate.kernels.library import Shares
-from kvplan.simulate.outcome import Answer, FleetAnswer, Variant
+from kvplan.simulate.outcome import FleetAnswer, SimulationAnswer, Variant
 from kvplan.simulate.routers import router
 from kvplan.simulate.setup import Setup, token_bytes
 from kvplan.simulate.steptime import step_time
@@ -99,7 +99,7 @@ def fleet_answer(
     good = slo.good_requests(promises, fleet, load.skipped) if promises else None
     steps = "; ".join(dict.fromkeys(step_time(plan, shares, options.calibration).text for plan in plans))
     variant = Variant("fleet", fleet.replicas[0].run, figures.total, outcomes, None, good)
-    total = Answer(
+    total = SimulationAnswer(
         plans[0], load.text, steps, f"{load.how} on {servers_text(kinds)}", load.is_closed, promises, (variant,),
         uncertainty,
     )  # fmt: skip
@@ -181,7 +181,7 @@ def parse_link(text: str) -> float:
     return float(parse_size(text.removesuffix("/s"), "--link"))
 
 
-def parse_failure(text: str, count: int) -> Failure:
+def parse_failure(text: str, count: int) -> ReplicaFailure:
     """Parse `3@10m`, `3@10m:5m`."""
     match = re.fullmatch(r"([0-9]{1,4})@([^:]+)(?::(.+))?", text)
     if match is None:
@@ -192,7 +192,7 @@ def parse_failure(text: str, count: int) -> Failure:
     if int(match[1]) >= count:
         raise UsageError(f"--fail {text}", f"there are servers 0 to {count - 1}", "name one of them")
     seconds = inf if match[3] is None else parse_duration(match[3], "--fail")
-    return Failure(int(match[1]), parse_duration(match[2], "--fail", least=0.0), seconds)
+    return ReplicaFailure(int(match[1]), parse_duration(match[2], "--fail", least=0.0), seconds)
 
 
 def parse_autoscale(text: str) -> Autoscale:

@@ -32,7 +32,7 @@ from kvplan.models.spec import (
 )
 from kvplan.report import console as tables
 from kvplan.report.drawing import Figure, bars
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Line, Part
 from kvplan.report.page import Block, bold
 from kvplan.sizing.weights import num_params, stored_dtype
@@ -40,7 +40,7 @@ from kvplan.sizing.weights import num_params, stored_dtype
 if TYPE_CHECKING:
     from kvplan.documents.listing import GpuDocument, GpuRow, ModelDocument, ModelFacts, ModelRow
 
-Row = Mapping[str, object]
+ListedRow = Mapping[str, object]
 _PARAMS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([KMBT]?)", re.IGNORECASE)
 _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -247,7 +247,7 @@ def gpu_details(row: GpuRow, name: str) -> list[tuple[str, str]]:
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
-def answer(response: Answer, options: ModelsOptions | GpusOptions) -> None:
+def answer(response: CommandAnswer, options: ModelsOptions | GpusOptions) -> None:
     with output.report_files(options.report or [], force=options.force) as reports:
         output.answer(response, options.format, options.color, reports)
 
@@ -258,16 +258,16 @@ def fact_lines(facts: Sequence[tuple[str, str]]) -> list[Line]:
 
 
 def listed(
-    rows: Sequence[Row],
+    rows: Sequence[ListedRow],
     what: str,
     screen: Callable[[], Sequence[Part]],
     page: Callable[[], Sequence[Block]],
     sizes: Callable[[], Sequence[Figure]] = tuple,
-    document: Row | None = None,
-) -> Answer:
+    document: ListedRow | None = None,
+) -> CommandAnswer:
     """Answer of a list, whose CSV has the fields by name; document: for a single entry."""
     table = Table.of(list(rows[0]), ([*row.values()] for row in rows), left=len(rows[0]))
-    return Answer(
+    return CommandAnswer(
         lambda _: screen(),
         lambda: {"schema": f"kvplan/{what}@1", what: list(rows)} if document is None else document,
         lambda: table,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kvplan.core import files
 from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, KvplanWarning, UsageError
 from kvplan.core.files import printable
-from kvplan.report.formats import FORMS, SUFFIXES, Answer, Format, rendered
+from kvplan.report.formats import FORMS, SUFFIXES, CommandAnswer, Format, rendered
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -212,7 +212,7 @@ def show(parts: "Iterable[Part]", color: str) -> None:
         write_parts(parts, console(color))
 
 
-def answer(response: Answer, format: Format, color: str, reports: "Sequence[ReportFile]" = ()) -> None:
+def answer(response: CommandAnswer, format: Format, color: str, reports: "Sequence[ReportFile]" = ()) -> None:
     """Write a command's answer to its report files, and to standard output in the requested format."""
     for report in reports:
         report.save(rendered(response, report.format))

@@ -15,7 +15,7 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_size
 from kvplan.planning.pack import Packing, Tenant, pack
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.servers.releases import DEFAULT
 
 NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]{0,60})=(.+)", re.DOTALL)
@@ -105,10 +105,10 @@ def of_policy(file: Path, options: PackOptions) -> Iterator[Tenant]:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def answer(packing: Packing) -> Answer:
+def answer(packing: Packing) -> CommandAnswer:
     from kvplan.report import pack_text as text
 
-    return Answer(
+    return CommandAnswer(
         screen=lambda blocks: text.pack_lines(packing),
         document=lambda: text.pack_document(packing),
         rows=lambda: text.pack_table(packing),

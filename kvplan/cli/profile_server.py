@@ -23,7 +23,7 @@ from kvplan.core.units import format_gib, parse_count, parse_duration, plural
 from kvplan.documents.server_run import Pool, ServerRunDocument, Times
 from kvplan.measure import server_run
 from kvplan.measure.server_metrics import MetricsError, ServerStats
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import line
 from kvplan.report.page import heading
 from kvplan.report.simulate_text import duration
@@ -330,7 +330,7 @@ def next_steps(doc: ServerRunDocument, *, log: bool) -> list[str]:
     return steps
 
 
-def answer(doc: ServerRunDocument, *, log: bool) -> Answer:
+def answer(doc: ServerRunDocument, *, log: bool) -> CommandAnswer:
     steps = next_steps(doc, log=log)
 
     def screen(_: bool) -> "list[Part]":
@@ -350,4 +350,4 @@ def answer(doc: ServerRunDocument, *, log: bool) -> Answer:
         values += flattened(doc["pool"] or {})
         return Table.of(("figure", "value"), values)
 
-    return Answer(screen, lambda: doc, rows, page)
+    return CommandAnswer(screen, lambda: doc, rows, page)

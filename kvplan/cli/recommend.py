@@ -23,7 +23,7 @@ from kvplan.hardware.prices import Prices
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.recommend import MOST_USERS, Placement, Question, fit, recommend, with_args
 from kvplan.report import recommend_text as text
-from kvplan.report.formats import Answer, rendered
+from kvplan.report.formats import CommandAnswer, rendered
 from kvplan.servers.base import abilities_of, titles
 from kvplan.servers.plans.plan import Load, Request, check_load
 
@@ -55,14 +55,14 @@ def recommend_command(options: RecommendOptions) -> int:
     return int(options.exit_code and not holds)
 
 
-def by_memory(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | None]:
+def by_memory(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswer, str | None]:
     """(True if the answer is yes, its formats, the requested manifest)."""
     doc, chosen = answered(options)
     written = None if options.output is None else manifest_of(options, doc, chosen)
     return doc["holds"], answer(doc, limit), written
 
 
-def by_time(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | None]:
+def by_time(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswer, str | None]:
     """The same question with latency targets: each placement is simulated."""
     from kvplan.cli.recommend_timed import timed
     from kvplan.report.timed_text import shapes
@@ -80,8 +80,8 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | 
     return doc["holds"], shapes(doc, limit), None
 
 
-def answer(doc: RecommendationDocument, limit: int) -> Answer:
-    return Answer(
+def answer(doc: RecommendationDocument, limit: int) -> CommandAnswer:
+    return CommandAnswer(
         lambda _: text.table_lines(doc, limit),
         lambda: doc,
         lambda: text.rows_table(doc),

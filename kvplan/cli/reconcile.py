@@ -16,16 +16,16 @@ from kvplan.core.table import Table, words
 from kvplan.core.units import format_size
 from kvplan.documents.reconciliation import document
 from kvplan.measure.reconcile import UNKNOWN, Reconciliation, reconcile_run, sources_of, sums
-from kvplan.measure.run_capacity import Served, served
+from kvplan.measure.run_capacity import ServedWorkload, served
 from kvplan.measure.run_manifest import check_objects, inputs_of, predicted_of, spec_of
 from kvplan.measure.rundir import Run, load_run
 from kvplan.measure.techniques import Saving
 from kvplan.models.spec import FullAttention, LatentAttention
 from kvplan.report.drawing import side_by_side
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading, with_own_names
-from kvplan.servers.logs.measurement import Row, exceeds
+from kvplan.servers.logs.measurement import ComponentRow, exceeds
 from kvplan.servers.plans import calibration
 
 
@@ -109,8 +109,8 @@ def step_time(run: Run) -> calibration.MeasuredSteps | None:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def answer(result: Reconciliation) -> Answer:
-    return Answer(
+def answer(result: Reconciliation) -> CommandAnswer:
+    return CommandAnswer(
         lambda _: screen(result),
         lambda: document(result),
         lambda: rows_table(result),
@@ -160,7 +160,7 @@ def where(result: Reconciliation) -> str:
 SERVED_HEADERS = ("same pool", "most running", "tokens/s", "preemptions", "allocated, unused")
 
 
-def served_cells(served: Served) -> tuple[str, ...]:
+def served_cells(served: ServedWorkload) -> tuple[str, ...]:
     rate = f"{served.output_tokens_per_s:,.1f}"
     waste = "-" if served.waste is None else f"{served.waste:.1%}"
     return printable(served.allocator, 40), f"{served.most_running}", rate, f"{served.preemptions}", waste
@@ -171,14 +171,14 @@ def saving_cells(saving: Saving) -> tuple[str, ...]:
     return saving.technique, f"{saving.saved:{form}}", f"{saving.base:{form}}", saving.unit, f"{saving.share:.1%}"
 
 
-def cells(row: Row) -> tuple[str, str, str, str]:
+def cells(row: ComponentRow) -> tuple[str, str, str, str]:
     predicted = "-" if row.predicted is None else format_size(int(row.predicted))
     relative = "" if row.relative is None else f" ({row.relative:+.2%})"
     error = "-" if row.error is None else f"{row.error:+,} B{relative}"
     return row.component, predicted, format_size(row.size), error
 
 
-def capacity_cells(row: Row) -> tuple[str, str, str, str]:
+def capacity_cells(row: ComponentRow) -> tuple[str, str, str, str]:
     def text(value: float | None) -> str:
         if value is None:
             return "-"
@@ -214,7 +214,7 @@ def _whole(value: float | None) -> float | int | None:
     return int(value) if value is not None and value == int(value) else value
 
 
-def told_sources(row: Row, result: Reconciliation) -> tuple[str, str]:
+def told_sources(row: ComponentRow, result: Reconciliation) -> tuple[str, str]:
     """(source of the prediction, source of the measurement) of a row: a calibration if it replaces a formula."""
     source, measure = sources_of(row.component, result.device)
     if source == UNKNOWN and row.predicted is not None and result.calibration is not None:

@@ -14,7 +14,7 @@ from kvplan.core.table import Table
 from kvplan.documents.bench_reconciliation import BenchReconciliationDocument
 from kvplan.measure.bench_results import BenchResult
 from kvplan.planning.plan import Plan
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import line
 from kvplan.report.page import heading
 from kvplan.report.simulate_text import duration, span
@@ -33,7 +33,7 @@ NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One figure: prediction with its range, and measurement; seconds, or tokens per second."""
 
     name: str
@@ -71,24 +71,24 @@ def reconcile_bench(options: ReconcileOptions, reports: Sequence[output.ReportFi
     return 0
 
 
-def compared(result: BenchResult, figures: Figures, stated: ranges.Ranges) -> Iterator[Row]:
+def compared(result: BenchResult, figures: Figures, stated: ranges.Ranges) -> Iterator[BenchRow]:
     """Yield a row for each figure that both sides have."""
     for metric, name in NAMES.items():
         for statistic in ("mean", "p50", "p90", "p99"):
             key = f"{metric}_{statistic}"
             if key in figures.times and result.times.get(key):
                 value = figures.times[key] / 1000
-                yield Row(f"{name}, {statistic}", value, *stated.time(metric, value), result.times[key] / 1000)
+                yield BenchRow(f"{name}, {statistic}", value, *stated.time(metric, value), result.times[key] / 1000)
     if result.output_tokens_per_s:
         value = figures.output_tokens_per_s
         low, high = stated.rate(value, arrivals=None)  # fixed arrivals, too: the longest response ends a run
-        yield Row("output tokens per second", value, low, high, result.output_tokens_per_s, is_rate=True)
+        yield BenchRow("output tokens per second", value, low, high, result.output_tokens_per_s, is_rate=True)
 
 
 HEADERS = ("figure", "predicted", "range", "measured", "error", "in range")
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: BenchRow) -> tuple[str, ...]:
     error, inside = f"{row.error:+.1%}", "yes" if row.is_inside else "no"
     if row.is_rate:
         range_text = f"{row.low:,.0f}-{row.high:,.0f}"
@@ -103,7 +103,7 @@ def title(plan: Plan, result: BenchResult) -> str:
     return f"{request.spec.name} on {where}, {result.load}: {printable(result.tool)} vs kvplan"
 
 
-def answer(plan: Plan, result: BenchResult, rows: list[Row]) -> Answer:
+def answer(plan: Plan, result: BenchResult, rows: list[BenchRow]) -> CommandAnswer:
     table = Table.of(HEADERS, map(cells, rows))
 
     def screen(_: bool) -> "list[Part]":
@@ -113,15 +113,17 @@ def answer(plan: Plan, result: BenchResult, rows: list[Row]) -> Answer:
         return [heading(2, title(plan, result)), table]
 
     servers = [plan.request.release.label]
-    return Answer(screen, lambda: document(plan, result, rows), lambda: figures_table(rows), page, servers=servers)
+    return CommandAnswer(
+        screen, lambda: document(plan, result, rows), lambda: figures_table(rows), page, servers=servers
+    )
 
 
-def figures_table(rows: list[Row]) -> Table:
+def figures_table(rows: list[BenchRow]) -> Table:
     own = ("figure", "predicted", "low", "high", "measured", "error")
     return Table.of(own, ((row.name, row.predicted, row.low, row.high, row.measured, row.error) for row in rows))
 
 
-def document(plan: Plan, result: BenchResult, rows: list[Row]) -> BenchReconciliationDocument:
+def document(plan: Plan, result: BenchResult, rows: list[BenchRow]) -> BenchReconciliationDocument:
     """Build kvplan/bench-reconciliation@1: seconds, and tokens per second."""
     return {
         "schema": "kvplan/bench-reconciliation@1",

@@ -34,12 +34,12 @@ from kvplan.measure.serverlog.log import parse_log, read_log, read_text
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, assignments
 from kvplan.report.drawing import side_by_side
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading, with_own_names
 from kvplan.servers.base import OWN, logs_of
 from kvplan.servers.logs.log import Context, ServerLog
-from kvplan.servers.logs.measurement import Row, exceeds
+from kvplan.servers.logs.measurement import ComponentRow, exceeds
 
 OF_THE_MACHINE = {"gpu", "gpu_memory", "calibration", "offline"}  # options that say nothing of the server
 
@@ -195,8 +195,8 @@ SAME = 0.0005  # relative rounding error of a logged figure
 LEFT = (0, len(HEADERS) - 1)  # text columns
 
 
-def answer(result: LogReconciliation) -> Answer:
-    return Answer(
+def answer(result: LogReconciliation) -> CommandAnswer:
+    return CommandAnswer(
         lambda _: screen(result),
         lambda: document(result),
         lambda: rows_table(result),
@@ -240,11 +240,11 @@ def screen(result: LogReconciliation) -> list[Part]:
     return [line(answer_text(result), "bold"), line(title(result)), line(), table(result.rows), *given]
 
 
-def table(rows: tuple[Row, ...]) -> Table:
+def table(rows: tuple[ComponentRow, ...]) -> Table:
     return Table.of(HEADERS, map(cells, rows), left=LEFT)
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: ComponentRow) -> tuple[str, ...]:
     return (
         row.component,
         figure(row, row.predicted),
@@ -255,7 +255,7 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def figure(row: Row, value: float | None) -> str:
+def figure(row: ComponentRow, value: float | None) -> str:
     if value is None:
         return "-"
     if row.unit == "bytes":
@@ -264,7 +264,7 @@ def figure(row: Row, value: float | None) -> str:
     return f"{value:,.2f}" if row.component == "concurrency" else f"{value:,.0f}"
 
 
-def error_text(row: Row) -> str:
+def error_text(row: ComponentRow) -> str:
     if row.error is None:
         return "-"
     if row.is_exact:
@@ -304,7 +304,7 @@ def answer_text(result: LogReconciliation) -> str:
     return "; ".join(parts[:2]) if parts else "Nothing to compare"
 
 
-def deviation(row: Row) -> str:
+def deviation(row: ComponentRow) -> str:
     """ "KV cache: predicted 10.79 GiB, logged 12.02 GiB (-10.2%)"."""
     name = words(row.component)
     if row.is_exact or row.relative is None or abs(row.relative) < SAME:

@@ -10,7 +10,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import parse_duration
 from kvplan.measure.server_metrics import MetricsError, page_text, shown_url
 from kvplan.measure.usage import Usage, usage
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 
 READ_AFTER_S = 60.0  # between two reads of a URL
 
@@ -72,10 +72,10 @@ def source_text(source: str) -> str:
     return shown_url(source) if "://" in source else printable(str(Path(source)), 200)
 
 
-def answer(used: Usage, growth: float) -> Answer:
+def answer(used: Usage, growth: float) -> CommandAnswer:
     from kvplan.report import rightsize_text as text
 
-    return Answer(
+    return CommandAnswer(
         screen=lambda _: text.rightsize_lines(used, growth),
         document=lambda: text.rightsize_document(used, growth),
         rows=lambda: text.rightsize_table(used),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine import Engine, EngineConfig
     from kvplan.models.spec import ModelSpec
     from kvplan.planning.plan import Plan
-    from kvplan.serve.app import Served
+    from kvplan.serve.app import ServedModel
     from kvplan.serve.chat import ChatTemplate
     from kvplan.serve.drafts import Drafts
     from kvplan.serve.start import Start
@@ -475,13 +475,13 @@ def say_log(lines: list[str]) -> None:
         sys.stderr.flush()
 
 
-def served_of(front: Front, start: "Start") -> "Served":
+def served_of(front: Front, start: "Start") -> "ServedModel":
     """The server's metadata and limits."""
-    from kvplan.serve.app import Served
+    from kvplan.serve.app import ServedModel
     from kvplan.serve.generation import Limits
 
     usual = max(LEAST_QUEUED, 4 * start.backend.scheduler.config.max_num_seqs)
-    return Served(
+    return ServedModel(
         names=front.names or (start.model,),
         num_tokens=start.num_tokens,
         version=release_number(),

@@ -28,7 +28,7 @@ from kvplan.servers.plans.pool import prefix_notes
 from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.kernels.library import Shares
-from kvplan.simulate.outcome import Answer, Variant
+from kvplan.simulate.outcome import SimulationAnswer, Variant
 from kvplan.simulate.ranges import unseen_note
 from kvplan.simulate.result import result
 from kvplan.simulate.runs import Run
@@ -202,7 +202,7 @@ def planned(options: SimulateOptions) -> Plan:
 
 def answered(
     the_plan: Plan, setups: Mapping[str, Setup], load: Load, options: SimulateOptions, interruption: Interruption
-) -> Answer:
+) -> SimulationAnswer:
     promises = () if options.slo is None else slo.parse_slo(options.slo)
     if not options.quiet:
         say_how_steady(promises, load.source.num_requests - load.skipped)
@@ -216,7 +216,9 @@ def answered(
     if not options.quiet and not interruption.is_asked:
         say_who_joined(load, variants[0].result.seconds)
     times = next(iter(setups.values())).step_time
-    return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty)
+    return SimulationAnswer(
+        the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty
+    )
 
 
 def setups_of(the_plan: Plan, options: SimulateOptions) -> dict[str, Setup]:
@@ -236,7 +238,7 @@ def setups_of(the_plan: Plan, options: SimulateOptions) -> dict[str, Setup]:
     return setups
 
 
-def over_time(answer: Answer) -> list[Figure]:
+def over_time(answer: SimulationAnswer) -> list[Figure]:
     """Requests, the KV pool and first tokens over time; none without matplotlib."""
     if find_spec("matplotlib") is None:
         return []
@@ -245,7 +247,7 @@ def over_time(answer: Answer) -> list[Figure]:
     return [Svg("Over time", sheets(answer))]
 
 
-def film_page(answer: Answer, setups: Mapping[str, Setup], load: Load) -> str:
+def film_page(answer: SimulationAnswer, setups: Mapping[str, Setup], load: Load) -> str:
     """The pool step by step, and that of --baseline."""
     from kvplan.report.film_html import film_html
     from kvplan.report.simulate_text import title

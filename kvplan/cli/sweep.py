@@ -17,7 +17,7 @@ from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.units import parse_count
 from kvplan.hardware.prices import Prices
 from kvplan.planning.grid import grid_of, refuse_unusable
-from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, plainest
+from kvplan.planning.sweep import Curves, Front, Grid, SweepRow, all_rows, plainest
 from kvplan.report import sweep_text as text
 from kvplan.report.formats import FORMS, rendered
 
@@ -59,7 +59,7 @@ def drawn(curves: Curves, format: str) -> bytes:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def progress(chunks: Iterable[list[Row]], total: int, *, quiet: bool) -> Iterator[list[Row]]:
+def progress(chunks: Iterable[list[SweepRow]], total: int, *, quiet: bool) -> Iterator[list[SweepRow]]:
     """Pass the chunks through, printing a line every ten seconds."""
     done, last = 0, time.monotonic()
     for rows in chunks:
@@ -100,7 +100,7 @@ class Sink:
                 output.put(part)
                 self.is_open = True
 
-    def rows(self, rows: list[Row]) -> None:
+    def rows(self, rows: list[SweepRow]) -> None:
         if self.form.lines is not None:
             self.put(self.form.lines(rows))
         elif self.format == "json":
@@ -131,7 +131,7 @@ class Run:
         self.best = text.Best(self.limit, text.key_of(self.options.sort, models))
         self.sinks = [*self.reports, Sink(self.options.format)]
 
-    def take(self, chunks: Iterator[list[Row]]) -> None:
+    def take(self, chunks: Iterator[list[SweepRow]]) -> None:
         """Process every row once; stop early if no output is left."""
         self._head()
         number = 0
@@ -155,11 +155,11 @@ class Run:
     def _head(self) -> None:
         for sink in self.sinks:
             if sink.form.lines is not None:
-                sink.put(sink.form.lines([Row._fields]))
+                sink.put(sink.form.lines([SweepRow._fields]))
             elif sink.format == "json":
                 sink.put(text.json_head(self.prices.source if self.prices else None, pareto=self.options.pareto))
 
-    def _give(self, rows: list[Row]) -> None:
+    def _give(self, rows: list[SweepRow]) -> None:
         if not all(sink.streams for sink in self.sinks):
             self.best.add(rows)
         for sink in self.sinks:

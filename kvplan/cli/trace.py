@@ -19,7 +19,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import Markdown, Table, flattened
 from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_tokens, plural
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Line, Part, line
 from kvplan.report.page import Block
 from kvplan.workloads.profiles import POINTS, Profile, has_profile, parse_rate, profile, profile_names
@@ -178,8 +178,10 @@ def profiles(options: TraceProfilesOptions) -> int:
     return 0
 
 
-def shapes(document: Document, parts: list[Part]) -> Answer:
-    return Answer(lambda _: parts, lambda: document, lambda: figures_table(document), lambda: figures_page(document))
+def shapes(document: Document, parts: list[Part]) -> CommandAnswer:
+    return CommandAnswer(
+        lambda _: parts, lambda: document, lambda: figures_table(document), lambda: figures_page(document)
+    )
 
 
 def figures_table(document: Document) -> Table:

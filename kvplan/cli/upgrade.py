@@ -11,7 +11,7 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request
 from kvplan.planning.upgrade import WORSE, Upgrade, Upgraded, upgraded
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.servers.releases import DEFAULT
 
 POLICY_SUFFIXES = (".yaml", ".yml")
@@ -135,10 +135,10 @@ def answered(subjects: list[Subject], options: UpgradeOptions) -> Upgrade:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def answer(result: Upgrade) -> Answer:
+def answer(result: Upgrade) -> CommandAnswer:
     from kvplan.report import upgrade_text as text
 
-    return Answer(
+    return CommandAnswer(
         lambda _: text.upgrade_lines(result),
         lambda: text.upgrade_document(result),
         lambda: text.upgrade_table(result),

@@ -28,7 +28,7 @@ from kvplan.planning import cures as planning
 from kvplan.planning.case import Case
 from kvplan.planning.cures import Anchor
 from kvplan.planning.plan import Request, plan
-from kvplan.report.formats import Answer, rendered
+from kvplan.report.formats import CommandAnswer, rendered
 from kvplan.servers.base import OWN, failures_of_servers, parse_engine
 from kvplan.servers.logs.log import ServerLog
 
@@ -365,7 +365,7 @@ class Setup:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def show(response: Answer, options: WhyOptions) -> None:
+def show(response: CommandAnswer, options: WhyOptions) -> None:
     """Print the answer on standard output; for a followed log, whose lines go there, on standard error."""
     if not options.follow:
         output.answer(response, options.format, options.color)
@@ -378,13 +378,13 @@ def show(response: Answer, options: WhyOptions) -> None:
         write(response.screen(takes_blocks(console)), console)
 
 
-def shapes(diagnosis: Diagnosis) -> Answer:
+def shapes(diagnosis: Diagnosis) -> CommandAnswer:
     """The answer for each format."""
     from kvplan.documents.diagnosis import diagnosis_document
     from kvplan.report import why_text as text
 
     document = diagnosis_document(diagnosis)
-    return Answer(
+    return CommandAnswer(
         lambda blocks: text.why_lines(document, blocks=blocks),
         lambda: document,
         lambda: text.cure_table(document),

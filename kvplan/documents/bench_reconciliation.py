@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypedDict
 from kvplan.core.records import Number
 
 
-class Row(TypedDict):
+class BenchReconciliationRow(TypedDict):
     """One figure in seconds, or tokens per second; `error` is predicted over measured less 1."""
 
     figure: str
@@ -25,4 +25,4 @@ class BenchReconciliationDocument(TypedDict):
     gpu: str
     tool: str
     load: str
-    rows: Annotated[list[Row], "Figures that both have."]
+    rows: Annotated[list[BenchReconciliationRow], "Figures that both have."]

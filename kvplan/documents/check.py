@@ -25,7 +25,7 @@ class Figures(TypedDict):
     users: Count | None
 
 
-class Cure(TypedDict):
+class CheckCure(TypedDict):
     """One change after which the target keeps every rule that it keeps now, and those named (findings' names)."""
 
     flags: list[str]
@@ -58,7 +58,7 @@ class Target(TypedDict):
     title: str
     figures: Figures | None
     baseline: Figures | None
-    cure: Cure | None
+    cure: CheckCure | None
     findings: Annotated[list[Finding], "In the order of the file."]
 
 
@@ -128,7 +128,7 @@ def _figures(figures: judged.Figures) -> Figures:
     }
 
 
-def _cure(cure: judged.Cure) -> Cure:
+def _cure(cure: judged.RuleCure) -> CheckCure:
     return {"flags": list(cure.flags), "keys": dict(cure.keys), "rules": list(cure.rules)}
 
 
@@ -149,7 +149,7 @@ def _finding(finding: judged.Finding) -> Finding:
     }
 
 
-def failure_document(failure: judged.Failure) -> CheckFailureDocument:
+def failure_document(failure: judged.CheckFailure) -> CheckFailureDocument:
     """A check that could not be made as JSON values; no reader can take it for an answer."""
     mark = failure.mark
     return {

@@ -14,7 +14,7 @@ class Side(TypedDict):
     fits: bool
 
 
-class Change(TypedDict):
+class DiffChange(TypedDict):
     """An input that differs, as text; null: not given there."""
 
     kind: Literal["model", "files", "draft", "gpu", "engine", "argument", "setting", "workload"]
@@ -33,10 +33,10 @@ class Figure(TypedDict):
     delta: float | None
 
 
-class Step(TypedDict):
+class DiffStep(TypedDict):
     """Inputs changed together; what that did to the figures that it changed, and every figure after it."""
 
-    changes: Annotated[list[Change], "One, or several where no plan lies between them."]
+    changes: Annotated[list[DiffChange], "One, or several where no plan lies between them."]
     deltas: Annotated[dict[str, float], "Path of a figure -> by how much it changed."]
     after: Annotated[dict[str, float | None], "Path of a figure -> its value after this step."]
 
@@ -51,11 +51,11 @@ class Comparison(TypedDict):
     new: Side
     equal: bool
     worse: list[Literal["fits", "bytes_per_token", "users"]]
-    changes: Annotated[list[Change], "Inputs that differ, and the settings that follow from them."]
+    changes: Annotated[list[DiffChange], "Inputs that differ, and the settings that follow from them."]
     memory: Annotated[list[Figure], "Bytes of one rank; empty where a document has no such rows."]
     weight_groups: Annotated[list[Figure], "The weights by tensor group."]
     figures: Annotated[list[Figure], "Every other figure that both sides have."]
-    attribution: Annotated[list[Step], "The steps from old to new, which add up; null: documents."] | None
+    attribution: Annotated[list[DiffStep], "The steps from old to new, which add up; null: documents."] | None
     explanation: list[str]
 
 
@@ -104,16 +104,16 @@ def _comparison_document(pair: planned.Comparison) -> Comparison:
     }
 
 
-def _change_document(change: attribute.Change) -> Change:
+def _change_document(change: attribute.InputChange) -> DiffChange:
     return {"kind": change.kind, "name": change.name, "old": change.old, "new": change.new}
 
 
-def row_document(row: planned.Row) -> Figure:
+def row_document(row: planned.DiffRow) -> Figure:
     """A row as JSON values."""
     return {"name": row.name, "unit": row.unit, "old": row.old, "new": row.new, "delta": row.delta}
 
 
-def _step_document(step: attribute.Step) -> Step:
+def _step_document(step: attribute.InputStep) -> DiffStep:
     return {
         "changes": [_change_document(change) for change in step.changes],
         "deltas": step.deltas,

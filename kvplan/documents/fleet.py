@@ -34,7 +34,7 @@ class Replica(TypedDict):
     prefix_hit_rate: Share
 
 
-class Change(TypedDict):
+class FleetChange(TypedDict):
     """From `seconds` on so many servers take requests."""
 
     seconds: Number
@@ -58,4 +58,4 @@ class FleetDocument(TypedDict):
     servers_peak: Size
     gpu_hours: Number
     replicas: Annotated[list[Replica], "In the order in which they came."]
-    sizes: list[Change]
+    sizes: list[FleetChange]

@@ -6,7 +6,7 @@ from kvplan.core.records import Keyword, Number, Size
 from kvplan.servers.logs.rows import PARTS, UNITS
 
 
-class Row(TypedDict):
+class LogReconciliationRow(TypedDict):
     """A figure, predicted and logged; null where there is none, and `why` says so. `low` and `high` are what the
     prediction may be under the log's rounding of its inputs, `rounding` half of the logged figure's last digit.
     """
@@ -40,7 +40,7 @@ class LogReconciliationDocument(TypedDict):
     pipeline_parallel_size: Size
     data_parallel_size: Size
     max_model_len: Size | None
-    rows: Annotated[list[Row], "From the inputs alone."]
+    rows: Annotated[list[LogReconciliationRow], "From the inputs alone."]
     given_from: str | None
-    given: Annotated[list[Row], "From the pool's bytes, or its blocks, as they were logged."]
+    given: Annotated[list[LogReconciliationRow], "From the pool's bytes, or its blocks, as they were logged."]
     notes: list[str]

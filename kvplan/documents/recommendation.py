@@ -53,7 +53,7 @@ class Placement(Servers, Settings):
     """`replicas` on tensor x pipeline GPUs each; `command` starts data_parallel_size of them. Users of all replicas."""
 
 
-class Failure(TypedDict):
+class RecommendationFailure(TypedDict):
     """Why one server on so many GPUs holds nobody. refused: it cannot be, whatever the memory; has_room: one user would
     fit, and the server does not start all the same.
     """
@@ -65,7 +65,7 @@ class Failure(TypedDict):
     has_room: bool
 
 
-class Answer(TypedDict):
+class RecommendationAnswer(TypedDict):
     """Whether a setting holds the users, the most users that it holds, and the plan that does."""
 
     holds: bool
@@ -82,7 +82,7 @@ class Needs(TypedDict):
     ]
 
 
-class Cure(Needs, Placement):
+class RecommendationCure(Needs, Placement):
     """A placement that holds the users where the given GPUs do not as asked, and what it changes in words."""
 
 
@@ -98,19 +98,19 @@ class Fit(TypedDict):
     users_per_replica: Size
     reason: Annotated[str | None, "Why one server holds nobody as asked; null where it holds some."]
     refused: Annotated[bool, "Whether the server refuses what was asked whatever the memory, which `reason` says."]
-    as_asked: Answer
-    utilization: Answer | None
+    as_asked: RecommendationAnswer
+    utilization: RecommendationAnswer | None
     utilization_is_tight: bool
-    context: Answer
+    context: RecommendationAnswer
     startable_utilization: Annotated[
         Number | None,
         "The utilization of context and kv_dtypes where the default does not start; null: the default, or what was "
         "stated.",
     ]
-    kv_dtypes: Annotated[list[Answer], "One for each dtype."]
-    solution: Annotated[Cure | None, "What holds them on these GPUs at the context and precision asked."]
+    kv_dtypes: Annotated[list[RecommendationAnswer], "One for each dtype."]
+    solution: Annotated[RecommendationCure | None, "What holds them on these GPUs at the context and precision asked."]
     cures: Annotated[
-        list[Cure],
+        list[RecommendationCure],
         "Without a solution: the placements that hold them, the best first; no other one is better in everything.",
     ]
 
@@ -125,5 +125,5 @@ class RecommendationDocument(TypedDict):
     holds: Annotated[bool, "Whether a placement, or the given GPUs as asked, hold the users."]
     question: Question
     placements: Annotated[list[Placement], "The best of each GPU and precision."]
-    failures: list[Failure]
+    failures: list[RecommendationFailure]
     fit: Fit | None

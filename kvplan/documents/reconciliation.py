@@ -4,13 +4,13 @@ from typing import Annotated, Literal, TypedDict
 
 from kvplan.core.records import Count, Size
 from kvplan.measure.reconcile import Reconciliation
-from kvplan.measure.run_capacity import Served, served
+from kvplan.measure.run_capacity import ServedWorkload, served
 from kvplan.measure.run_manifest import inputs_of
 from kvplan.measure.techniques import Technique
 from kvplan.servers.logs import measurement
 
 
-class Row(TypedDict):
+class ReconciliationRow(TypedDict):
     """A component of one rank's memory; `error` is predicted less measured, `relative` that over measured."""
 
     component: str
@@ -20,7 +20,7 @@ class Row(TypedDict):
     relative: float | None
 
 
-class Total(Row):
+class Total(ReconciliationRow):
     """The rows that have a prediction, which `of` names."""
 
     of: list[str]
@@ -70,11 +70,11 @@ class ReconciliationDocument(TypedDict):
     reported: Count
     unreached: Annotated[Count, "Activations that serving did not reach again."]
     held_before: Annotated[int, "What the device held before the run."]
-    rows: list[Row]
+    rows: list[ReconciliationRow]
     tensor_parallel_size: Size
     rank: Literal[0]
     total: Total
-    outside: Annotated[list[Row], "KV in host memory and on disk; no part of the total."]
+    outside: Annotated[list[ReconciliationRow], "KV in host memory and on disk; no part of the total."]
     capacity: list[CapacityRow]
     savings: list[Saving]
     served: list[Allocator]
@@ -116,7 +116,7 @@ def document(result: Reconciliation) -> ReconciliationDocument:
     }
 
 
-def _row(row: measurement.Row) -> Row:
+def _row(row: measurement.ComponentRow) -> ReconciliationRow:
     return {
         "component": row.component,
         "predicted": row.predicted,
@@ -126,7 +126,7 @@ def _row(row: measurement.Row) -> Row:
     }
 
 
-def _allocator(allocator: Served) -> Allocator:
+def _allocator(allocator: ServedWorkload) -> Allocator:
     return {
         "allocator": allocator.allocator,
         "most_running": allocator.most_running,

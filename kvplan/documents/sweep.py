@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, TypedDict
 
 from kvplan.core.records import Count
-from kvplan.planning.sweep import Row
+from kvplan.planning.sweep import SweepRow
 
 
 class SweepDocument(TypedDict):
@@ -15,7 +15,7 @@ class SweepDocument(TypedDict):
     schema: Literal["kvplan/sweep@1"]
     prices: str | None
     pareto: bool
-    rows: Annotated[list[Row], "One for each combination."]
+    rows: Annotated[list[SweepRow], "One for each combination."]
     combinations: Count
     fitting: Count
     short: Count

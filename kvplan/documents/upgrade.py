@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypedDict
 from kvplan.documents.diff import Figure
 
 
-class ReleaseChange(TypedDict):
+class UpgradeChange(TypedDict):
     """A change between the two releases that moved a figure; null: what differs beside the named changes."""
 
     since: str | None
@@ -37,7 +37,7 @@ class UpgradedServer(TypedDict):
     old: UpgradeSide
     new: UpgradeSide
     rows: Annotated[list[Figure], "Every figure with both releases; empty where it cannot be planned."]
-    changes: Annotated[list[ReleaseChange], "In the order they were switched on."]
+    changes: Annotated[list[UpgradeChange], "In the order they were switched on."]
 
 
 class UpgradeDocument(TypedDict):

@@ -15,7 +15,7 @@ from kvplan.measure.run_manifest import check_manifest, check_objects, inputs_of
 from kvplan.measure.rundir import BASELINES, Run
 from kvplan.measure.techniques import Saving, outside_rows, savings
 from kvplan.servers.bundled.rules import Prediction as Sized
-from kvplan.servers.logs.measurement import Figure, Measurement, Prediction, Row, compared, reconcile
+from kvplan.servers.logs.measurement import ComponentRow, Figure, Measurement, Prediction, compared, reconcile
 from kvplan.servers.plans.calibration import Calibration, run_id
 
 RECONCILIATION = "kvplan/reconciliation@1"
@@ -75,22 +75,22 @@ class Reconciliation:
     run: Run
     model: str
     device: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComponentRow, ...]
     reported: int
-    capacity: tuple[Row, ...]
+    capacity: tuple[ComponentRow, ...]
     gaps: tuple[str, ...] = field(default=())
     unreached: int = 0
     held_before: int = 0
     calibration: str | None = None
     ended: str = ""
-    outside: tuple[Row, ...] = ()
+    outside: tuple[ComponentRow, ...] = ()
     savings: tuple[Saving, ...] = ()
 
     @property
-    def total(self) -> Row:
+    def total(self) -> ComponentRow:
         """Total of the rows that have a prediction, only."""
         known = [row for row in self.rows if row.predicted is not None]
-        return Row("total", "bytes", sum(row.predicted or 0 for row in known), sum(row.size for row in known))
+        return ComponentRow("total", "bytes", sum(row.predicted or 0 for row in known), sum(row.size for row in known))
 
     @property
     def activation_coefficient(self) -> float:
@@ -99,7 +99,7 @@ class Reconciliation:
         return row.measured / row.predicted if row.predicted and row.measured else 1.0
 
     @property
-    def compared(self) -> list[Row]:
+    def compared(self) -> list[ComponentRow]:
         """Rows with both numbers, their total, and those beyond the device; "unattributed" has no prediction."""
         both = compared((*self.rows, self.total, *self.outside))
         return [row for row in both if row.component != "unattributed"]

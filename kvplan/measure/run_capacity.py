@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from kvplan.measure.run_manifest import inputs_of
-from kvplan.measure.run_types import Results
-from kvplan.measure.run_types import Served as ServedFigures
+from kvplan.measure.run_types import Results, ServedFigures
 from kvplan.measure.rundir import Run
 from kvplan.servers.bundled.rules import Prediction
 from kvplan.servers.logs import measurement
@@ -69,7 +68,7 @@ def capacity_predictions(run: Run, predicted: Prediction) -> dict[str, measureme
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedWorkload:
     """What one allocator served of the workload in the run's pool.
 
     waste  fraction of the allocated slots without a token, at the fullest moment, or None if the run does not say
@@ -87,7 +86,7 @@ def baselines(results: Results) -> list[ServedFigures]:
     return [other for other in (results.get("baseline"), results.get("second_baseline")) if other]
 
 
-def served(run: Run) -> tuple[Served, ...]:
+def served(run: Run) -> tuple[ServedWorkload, ...]:
     """Figures of the run's own allocator and, if the workload was served again, of the other."""
     results = run.results
     own = str((run.manifest.get("engine") or {}).get("allocator", "paged"))
@@ -96,9 +95,9 @@ def served(run: Run) -> tuple[Served, ...]:
     return tuple(_served(name, results, run) for name, results in pairs if results)
 
 
-def _served(name: str, results: ServedFigures, run: Run) -> Served:
+def _served(name: str, results: ServedFigures, run: Run) -> ServedWorkload:
     fragments = fragmentation(run, results)
-    return Served(
+    return ServedWorkload(
         name,
         int(results.get("most_running") or 0),
         float(results.get("output_tokens_per_s") or 0.0),

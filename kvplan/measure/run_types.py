@@ -79,7 +79,7 @@ class EngineFigures(TypedDict, total=False):
     busy_s: float
 
 
-class Served(TypedDict, total=False):
+class ServedFigures(TypedDict, total=False):
     """What an allocator served; a lower bound if `is_partial`."""
 
     is_partial: bool
@@ -114,9 +114,9 @@ class Offload(Files):
     fetched: int
 
 
-class Results(Served, total=False):
-    baseline: Served
-    second_baseline: Served
+class Results(ServedFigures, total=False):
+    baseline: ServedFigures
+    second_baseline: ServedFigures
     offload: Offload
 
 

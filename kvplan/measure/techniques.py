@@ -8,7 +8,7 @@ from kvplan.measure.run_capacity import baselines, fragmentation
 from kvplan.measure.run_manifest import is_number, predicted_of
 from kvplan.measure.rundir import Run
 from kvplan.servers.bundled.rules import chunk_bytes, file_bytes
-from kvplan.servers.logs.measurement import Row
+from kvplan.servers.logs.measurement import ComponentRow
 
 Technique = Literal[
     "prefix_caching", "kv_offloading", "speculation", "paging_vs_contiguous", "paging_vs_static",
@@ -21,7 +21,7 @@ SOURCES: Final = {
 }
 
 
-def outside_rows(run: Run) -> tuple[Row, ...]:
+def outside_rows(run: Run) -> tuple[ComponentRow, ...]:
     """Bytes of KV in host memory and on disk, planned and measured; no part of any sum of the device's.
 
     host_memory  of --kv-offloading-size, all of it taken at the start
@@ -32,12 +32,12 @@ def outside_rows(run: Run) -> tuple[Row, ...]:
         return ()
     block = predicted_of(run).block_bytes
     size = run.engine.get("kv_offloading_size") or 0.0
-    rows = [Row("host_memory", "bytes", whole(size, chunk_bytes(block)), offload["memory"])]
+    rows = [ComponentRow("host_memory", "bytes", whole(size, chunk_bytes(block)), offload["memory"])]
     disk_size = run.engine.get("kv_offloading_disk_size")
     if disk_size and "disk_files" in offload:
         file = file_bytes(block)
-        rows.append(Row("disk_space", "bytes", whole(disk_size, file), offload["disk_space"]))
-        rows.append(Row("disk_files", "bytes", offload["num_files"] * file, offload["disk_files"]))
+        rows.append(ComponentRow("disk_space", "bytes", whole(disk_size, file), offload["disk_space"]))
+        rows.append(ComponentRow("disk_files", "bytes", offload["num_files"] * file, offload["disk_files"]))
     return tuple(rows)
 
 

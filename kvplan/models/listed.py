@@ -15,7 +15,7 @@ from kvplan.models.names import LAYER_PREFIXES, OUTER_PREFIXES, WILD, in_layer, 
 from kvplan.models.patterns import Patterns
 from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
 
-Answer = tuple[Scheme | None]  # an entry's scheme, or None for "in the model's dtype"
+EntryScheme = tuple[Scheme | None]  # an entry's scheme, or None for "in the model's dtype"
 
 # Modules outside the decoder's layers: towers, projectors, drafts. Their entries do not affect what is sized by them.
 _ELSEWHERE = re.compile(r"vis|audio|image|speech|talker|code2wav|encoder|project|merge|mtp|nextn|eagle|embed|patch")
@@ -99,7 +99,7 @@ class Table:
         """Compile the patterns. Raise UnsupportedModelError naming one that cannot be matched."""
         self.matcher = Patterns([pattern for pattern, _ in self.patterns])
 
-    def find(self, layer: int, role: str) -> Answer | None:
+    def find(self, layer: int, role: str) -> EntryScheme | None:
         """The entries' answer for a module of a layer, or None if there is none."""
         known = usual(role)
         if layer in self.modules:
@@ -113,7 +113,7 @@ class Table:
         places = self.matching(layer, role)
         return (self.patterns[min(places)][1],) if places else None
 
-    def find_outside(self, name: str) -> Answer | None:
+    def find_outside(self, name: str) -> EntryScheme | None:
         """The entries' answer for a module outside the layers, whatever prefix its name has."""
         leaf = name.rpartition(".")[2]
         for listed, scheme in self.outside.items():
@@ -122,7 +122,7 @@ class Table:
         places = self.matching_outside(leaf)
         return (self.patterns[min(places)][1],) if places else None
 
-    def find_in_tower(self, name: str, *, whole_names: bool) -> Answer | None:
+    def find_in_tower(self, name: str, *, whole_names: bool) -> EntryScheme | None:
         """The entries' answer for a module of a tower, with or without `model.` before its name.
 
         whole_names  names stand for modules themselves, not for those inside them
@@ -193,7 +193,7 @@ class Lists:
     chosen: Table
     memo: dict[tuple[int | None, tuple[str, ...], str], Scheme | None] = field(default_factory=dict)
 
-    def find(self, layer: int | None, role: str) -> Answer | None:
+    def find(self, layer: int | None, role: str) -> EntryScheme | None:
         if layer is None:
             return self.unquantized.find_outside(role) or self.chosen.find_outside(role)
         return self.unquantized.find(layer, role) or self.chosen.find(layer, role)

@@ -28,7 +28,7 @@ Knobs = Callable[[Plan], Iterable["Knob"]]  # the changes that may improve a pla
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FlagChange:
     """One flag, and the change it makes to a request."""
 
     flag: str
@@ -55,7 +55,7 @@ class Knob:
     range   each achieves whatever an earlier one does: bisected, also with the steps of the knob before it
     """
 
-    changes: Sequence[Change]
+    changes: Sequence[FlagChange]
     kind: Literal["switch", "steps", "range"] = "steps"
 
 
@@ -63,10 +63,10 @@ Levels = tuple[int, ...]  # of each knob: 0 is unchanged, n its n-th change
 
 
 @dataclass(frozen=True, slots=True)
-class Cure:
+class FlagCure:
     """Changes that are sufficient together, and the resulting plan."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[FlagChange, ...]
     levels: Levels
     plan: Plan
 
@@ -107,9 +107,9 @@ class Search:
     knobs: Sequence[Knob]
     holds: Holds
     plans: dict[str, Plan | None] = field(default_factory=dict)
-    cures: list[Cure] = field(default_factory=list)
+    cures: list[FlagCure] = field(default_factory=list)
 
-    def results(self) -> Iterator[Cure]:
+    def results(self) -> Iterator[FlagCure]:
         unchanged = (0,) * len(self.knobs)
         yield from self.best([set_level(unchanged, switched) for switched in self.switches() if switched])
         for number, knob in enumerate(self.knobs):
@@ -133,7 +133,7 @@ class Search:
         numbers = [number for number, knob in enumerate(self.knobs) if knob.kind == "switch" and knob.changes]
         return [dict.fromkeys(subset, 1) for size in range(len(numbers) + 1) for subset in combinations(numbers, size)]
 
-    def best(self, candidates: Sequence[Levels]) -> Iterator[Cure]:
+    def best(self, candidates: Sequence[Levels]) -> Iterator[FlagCure]:
         """Yield the candidates that are sufficient, in order, skipping those dominated by an earlier fix."""
         for levels in candidates:
             if not self.is_dominated(levels):
@@ -142,7 +142,7 @@ class Search:
                     self.cures.append(cure)
                     yield cure
 
-    def along(self, number: int) -> Iterator[Cure]:
+    def along(self, number: int) -> Iterator[FlagCure]:
         """Yield the smallest change of a range with every subset of the switches, and with the fewest steps of the knob
         before it that make the change smaller.
         """
@@ -162,7 +162,7 @@ class Search:
         self.cures = [cure for cure in self.cures if cure not in nearest or cure in best]
         yield from sorted(best, key=lambda cure: cure.cost)
 
-    def nearest(self, base: Levels, number: int) -> Cure | None:
+    def nearest(self, base: Levels, number: int) -> FlagCure | None:
         """Return the smallest sufficient change of one knob on top of `base`, unless a known fix has one as small."""
         rivals = [cure.levels for cure in self.cures if is_within(cure.levels, set_level(base, {number: 10**9}))]
         max_level = min([len(self.knobs[number].changes), *(levels[number] - 1 for levels in rivals)])
@@ -182,13 +182,13 @@ class Search:
     def is_dominated(self, levels: Levels) -> bool:
         return any(is_within(cure.levels, levels) for cure in self.cures)
 
-    def cure(self, levels: Levels) -> Cure | None:
+    def cure(self, levels: Levels) -> FlagCure | None:
         changes = tuple(knob.changes[level - 1] for knob, level in zip(self.knobs, levels, strict=True) if level)
         key = " ".join(change.flag for change in changes)
         if key not in self.plans:
             self.plans[key] = changed_plan(self.request, changes)
         answer = self.plans[key]
-        return Cure(changes, levels, answer) if answer is not None and self.holds(answer) else None
+        return FlagCure(changes, levels, answer) if answer is not None and self.holds(answer) else None
 
 
 def set_level(levels: Levels, changed: Mapping[int, int]) -> Levels:
@@ -199,11 +199,11 @@ def is_within(levels: Levels, others: Levels) -> bool:
     return all(level <= other for level, other in zip(levels, others, strict=True))
 
 
-def is_better(cure: Cure, other: Cure) -> bool:
+def is_better(cure: FlagCure, other: FlagCure) -> bool:
     return cure.levels != other.levels and is_within(cure.levels, other.levels)
 
 
-def changed_plan(request: Request, changes: Sequence[Change]) -> Plan | None:
+def changed_plan(request: Request, changes: Sequence[FlagChange]) -> Plan | None:
     """Return the plan of a request with some changes, or None if it cannot be made or does not run."""
     changed = request
     for change in changes:
@@ -222,13 +222,13 @@ def changed_plan(request: Request, changes: Sequence[Change]) -> Plan | None:
 
 def fp8_cache(args: EngineArgs) -> Knob:
     is_free = args.kv_cache_dtype == "auto"
-    return Knob([Change("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"})] if is_free else [], "switch")
+    return Knob([FlagChange("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"})] if is_free else [], "switch")
 
 
 def more_ranks(args: EngineArgs) -> Knob:
     return Knob(
         [
-            Change(f"--tensor-parallel-size {tp}", {"tensor_parallel_size": tp})
+            FlagChange(f"--tensor-parallel-size {tp}", {"tensor_parallel_size": tp})
             for tp in TP_SIZES
             if tp > args.tensor_parallel_size
         ]
@@ -239,11 +239,11 @@ def more_sharing_ranks(args: EngineArgs) -> Knob:
     """More data-parallel ranks of a server that spreads its experts over them: each then holds fewer."""
     is_shared = args.data_parallel_size > 1 and args.enable_expert_parallel and not args.enable_dp_attention
     sizes = [args.data_parallel_size * factor for factor in (2, 4, 8)] if is_shared else []
-    return Knob([Change(f"--data-parallel-size {size}", {"data_parallel_size": size}) for size in sizes])
+    return Knob([FlagChange(f"--data-parallel-size {size}", {"data_parallel_size": size}) for size in sizes])
 
 
 @dataclass(frozen=True, slots=True)
-class Contexts(Sequence[Change]):
+class Contexts(Sequence[FlagChange]):
     """Contexts below a given one, in steps, the longest first."""
 
     below: int
@@ -254,7 +254,7 @@ class Contexts(Sequence[Change]):
 
     def __getitem__(self, number: Any) -> Any:
         context = (len(self) - number) * self.step
-        return Change(f"--max-model-len {context}", {"max_model_len": context})
+        return FlagChange(f"--max-model-len {context}", {"max_model_len": context})
 
 
 def shorter_context(context: int, step: int = CONTEXT_STEP) -> Knob:
@@ -262,7 +262,7 @@ def shorter_context(context: int, step: int = CONTEXT_STEP) -> Knob:
 
 
 def larger_gpu(request: Request) -> Knob:
-    return Knob([Change(f"--gpu {bigger.name}", gpu=bigger) for bigger in larger_gpus(request)])
+    return Knob([FlagChange(f"--gpu {bigger.name}", gpu=bigger) for bigger in larger_gpus(request)])
 
 
 def larger_gpus(request: Request) -> list[GpuSpec]:
@@ -309,11 +309,11 @@ def smaller_needs(args: EngineArgs) -> Knob:
     """Changes that cost neither hardware nor precision: fewer sequences at once, no CUDA graphs, higher utilization."""
     changes = []
     if args.max_num_seqs is None or args.max_num_seqs > 64:
-        changes.append(Change("--max-num-seqs 64", {"max_num_seqs": 64}))
+        changes.append(FlagChange("--max-num-seqs 64", {"max_num_seqs": 64}))
     if not args.enforce_eager:
-        changes.append(Change("--enforce-eager", {"enforce_eager": True}))
+        changes.append(FlagChange("--enforce-eager", {"enforce_eager": True}))
     if args.gpu_memory_utilization is None or args.gpu_memory_utilization < 0.95:
-        changes.append(Change("--gpu-memory-utilization 0.95", {"gpu_memory_utilization": 0.95}))
+        changes.append(FlagChange("--gpu-memory-utilization 0.95", {"gpu_memory_utilization": 0.95}))
     return Knob(changes)
 
 
@@ -326,19 +326,19 @@ def start_knobs(short: Plan, *, is_sure: bool = False) -> Iterator[Knob]:
         changes = supported_changes(short)
         flag = " ".join(change.flag for change in changes)
         args = {name: value for change in changes for name, value in change.args.items()}
-        yield Knob([Change(flag, args)] if changes else [], "switch")
+        yield Knob([FlagChange(flag, args)] if changes else [], "switch")
     elif short.refusal is not None:
         changes = refusal_changes(short.refusal)
         yield Knob(changes[-1:] if is_sure else changes)
 
 
-def refusal_changes(refusal: Refusal) -> list[Change]:
+def refusal_changes(refusal: Refusal) -> list[FlagChange]:
     """The refusal's own remedies, in order."""
     values = zip(refusal.flags, refusal.values, strict=True)
-    return [Change(flag, {refusal.argument: value}) for flag, value in values]
+    return [FlagChange(flag, {refusal.argument: value}) for flag, value in values]
 
 
-def supported_changes(short: Plan, most: int = 3) -> list[Change]:
+def supported_changes(short: Plan, most: int = 3) -> list[FlagChange]:
     """At most so many changes after which the server no longer refuses the combination; empty if there are none."""
     if short.refusal is None or not most:
         return []
@@ -366,10 +366,10 @@ def fit_knobs(short: Plan) -> Iterator[Knob]:
     if args.num_gpu_blocks_override is not None:
         needed = short.capacity.blocks_per_request + 1  # the null block
         if args.num_gpu_blocks_override < needed <= short.available // short.capacity.bytes_per_block:
-            yield Knob([Change(f"--num-gpu-blocks-override {needed}", {"num_gpu_blocks_override": needed})])
+            yield Knob([FlagChange(f"--num-gpu-blocks-override {needed}", {"num_gpu_blocks_override": needed})])
     if args.max_total_tokens is not None:
         context = short.settings.max_model_len
-        yield Knob([Change(f"--max-total-tokens {context}", {"max_total_tokens": context})])
+        yield Knob([FlagChange(f"--max-total-tokens {context}", {"max_total_tokens": context})])
     if not abilities_of(request.release.engine).keeps_share:
         yield smaller_needs(args)
     yield fp8_cache(args)
@@ -394,7 +394,7 @@ def fixes(
     plans: dict[str, Plan | None] | None = None,
     also: Holds = lambda answer: True,
     knobs: Iterable[Knob] | None = None,
-) -> list[Cure]:
+) -> list[FlagCure]:
     """Find changes that make a plan fit, best first: those certain to work, or if there are none, the likely ones.
 
     most   maximum number of fixes; None: all
@@ -434,7 +434,7 @@ MOST_STATES = 24  # sets of changes to examine, each for some dozens of plans
 MOST_STEPS = 4  # fixes of one need to follow up
 
 
-def dearness(change: Change) -> tuple[int, float]:
+def dearness(change: FlagChange) -> tuple[int, float]:
     """Sort key of a change by its cost: the flag, and how far it is changed."""
     name, _, value = change.flag.partition(" ")
     rank = DEARNESS.index(name) if name in DEARNESS else -1
@@ -447,25 +447,25 @@ def dearness(change: Change) -> tuple[int, float]:
     return rank, amount if name in MORE_IS_DEARER else -amount
 
 
-def cost_of(changes: Iterable[Change]) -> list[tuple[int, float]]:
+def cost_of(changes: Iterable[FlagChange]) -> list[tuple[int, float]]:
     """Sort key of a set of changes: the most costly first."""
     return sorted(map(dearness, changes), reverse=True)
 
 
-def together(short: Plan, needs: Sequence[Need], most_states: int = MOST_STATES) -> Cure | None:
+def together(short: Plan, needs: Sequence[Need], most_states: int = MOST_STATES) -> FlagCure | None:
     """Find the cheapest changes whose plan meets every need, by fixing one need after another.
 
     None of the changes can be omitted.
     """
     order = count()
-    queue: list[tuple[list[tuple[int, float]], int, tuple[Change, ...], Plan]] = [([], next(order), (), short)]
+    queue: list[tuple[list[tuple[int, float]], int, tuple[FlagChange, ...], Plan]] = [([], next(order), (), short)]
     known: set[str] = set()
     while queue and most_states:
         most_states -= 1
         _, _, changes, answer = heappop(queue)
         need = next((need for need in needs if not need.holds(answer)), None)
         if need is None:
-            return without_idle(short.request, Cure(changes, (), answer), needs)
+            return without_idle(short.request, FlagCure(changes, (), answer), needs)
         for cure in islice(Search(answer.request, list(need.knobs(answer)), need.holds).results(), MOST_STEPS):
             merged = in_order({change.flag.split()[0]: change for change in (*changes, *cure.changes)}.values())
             key = " ".join(change.flag for change in merged)
@@ -478,15 +478,15 @@ def together(short: Plan, needs: Sequence[Need], most_states: int = MOST_STATES)
     return None
 
 
-def in_order(changes: Iterable[Change]) -> tuple[Change, ...]:
+def in_order(changes: Iterable[FlagChange]) -> tuple[FlagChange, ...]:
     return tuple(sorted(changes, key=dearness))
 
 
-def without_idle(request: Request, cure: Cure, needs: Sequence[Need]) -> Cure:
+def without_idle(request: Request, cure: FlagCure, needs: Sequence[Need]) -> FlagCure:
     """Drop changes that later ones made unnecessary, the most costly first."""
     for change in cure.changes[::-1]:
         fewer = tuple(other for other in cure.changes if other is not change)
         answer = changed_plan(request, fewer)
         if answer is not None and all(need.holds(answer) for need in needs):
-            cure = Cure(fewer, (), answer)
+            cure = FlagCure(fewer, (), answer)
     return cure

@@ -50,7 +50,7 @@ WHOLE_MODEL = ("model_type",)  # selects the reader: a config with only this key
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class InputChange:
     """An input that differs, as text; None: not set on that side."""
 
     kind: Kind
@@ -60,10 +60,10 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class InputStep:
     """Inputs changed together because no plan exists in between, with every figure before and after."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[InputChange, ...]
     before: Figures
     after: Figures
 
@@ -91,7 +91,7 @@ def figures_of(plan_: Plan) -> Figures:
     }
 
 
-def attribution(old: Plan, new: Plan) -> tuple[Step, ...]:
+def attribution(old: Plan, new: Plan) -> tuple[InputStep, ...]:
     """Steps from one plan's request to the other's, including those that change no figure.
 
     An input that cannot be changed on its own waits for those after it, then changes with as few others as possible.
@@ -107,7 +107,7 @@ def attribution(old: Plan, new: Plan) -> tuple[Step, ...]:
             if tried is not None:
                 between, after = tried
                 break
-        steps.append(Step(tuple(change for index in group for change in left[index].changes), before, after))
+        steps.append(InputStep(tuple(change for index in group for change in left[index].changes), before, after))
         left = [move for index, move in enumerate(left) if index not in group]
         current, before = between, after
     return tuple(steps)
@@ -124,7 +124,7 @@ def _groups(count: int) -> Iterator[tuple[int, ...]]:
 class Move:
     """One step toward the new request."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[InputChange, ...]
     apply: Callable[[Request], Request]
 
 
@@ -142,25 +142,25 @@ def moves(old: Request, new: Request) -> Iterator[Move]:
     """Yield the moves from one request to the other, input by input, in the order stated in this module's docstring."""
     yield from _model_moves(old.spec, new.spec)
     if old.memory_in_use != new.memory_in_use:
-        change = Change("gpu", "--memory-in-use", _size(old.memory_in_use), _size(new.memory_in_use))
+        change = InputChange("gpu", "--memory-in-use", _size(old.memory_in_use), _size(new.memory_in_use))
         yield Move((change,), lambda base: replace(base, memory_in_use=new.memory_in_use))
     if old.weights_bytes != new.weights_bytes:
-        change = Change("files", "--weights-bytes", _size(old.weights_bytes), _size(new.weights_bytes))
+        change = InputChange("files", "--weights-bytes", _size(old.weights_bytes), _size(new.weights_bytes))
         yield Move((change,), lambda base: replace(base, weights_bytes=new.weights_bytes))
     if old.checkpoint != new.checkpoint:
-        change = Change("files", "weight files", _files(old), _files(new))
+        change = InputChange("files", "weight files", _files(old), _files(new))
         yield Move((change,), lambda base: replace(base, checkpoint=new.checkpoint))
     if not same_model(old.draft, new.draft):
-        change = Change("draft", "draft model", _name(old.draft), _name(new.draft))
+        change = InputChange("draft", "draft model", _name(old.draft), _name(new.draft))
         yield Move((change,), lambda base: replace(base, draft=new.draft))
     if old.gpu != new.gpu:
-        change = Change("gpu", "GPU", gpu_text(old.gpu), gpu_text(new.gpu))
+        change = InputChange("gpu", "GPU", gpu_text(old.gpu), gpu_text(new.gpu))
         yield Move((change,), lambda base: replace(base, gpu=new.gpu))
     if old.measured != new.measured:
-        change = Change("gpu", "--calibration", _measured(old), _measured(new))
+        change = InputChange("gpu", "--calibration", _measured(old), _measured(new))
         yield Move((change,), lambda base: replace(base, measured=new.measured))
     if old.release != new.release:
-        change = Change("engine", "--engine", old.release.label, new.release.label)
+        change = InputChange("engine", "--engine", old.release.label, new.release.label)
         yield Move((change,), lambda base: replace(base, release=new.release))
     yield from _argument_moves(old.args, new.args)
     yield from _workload_moves(old.load, new.load)
@@ -170,7 +170,7 @@ def _argument_moves(old: EngineArgs, new: EngineArgs) -> Iterator[Move]:
     for field in fields(EngineArgs):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before != after:
-            change = Change("argument", "--" + field.name.replace("_", "-"), value_text(before), value_text(after))
+            change = InputChange("argument", "--" + field.name.replace("_", "-"), value_text(before), value_text(after))
             yield Move((change,), _argument_move(field.name, after))
 
 
@@ -186,7 +186,7 @@ def _workload_moves(old: Load, new: Load) -> Iterator[Move]:
                 texts = (before and before.source, after and after.source)
             else:
                 texts = (value_text(before), value_text(after))
-            change = Change("workload", "--" + field.name.replace("_", "-"), *texts)
+            change = InputChange("workload", "--" + field.name.replace("_", "-"), *texts)
             yield Move((change,), _workload_move(field.name, after))
 
 
@@ -209,11 +209,11 @@ def _model_moves(old: ModelSpec, new: ModelSpec) -> Iterator[Move]:
     changed = config_changes(old.config, new.config)
     is_split = old.config and new.config and len(changed) <= MOST_MOVES
     if not is_split or any(path[-1] in WHOLE_MODEL for path in changed):
-        change = Change("model", "model", printable(old.name), printable(new.name))
+        change = InputChange("model", "model", printable(old.name), printable(new.name))
         yield Move((change,), lambda base: replace(base, spec=new))
         return
     for path in changed:
-        change = Change("model", ".".join(path), *(value_text(_at(spec.config, path)) for spec in (old, new)))
+        change = InputChange("model", ".".join(path), *(value_text(_at(spec.config, path)) for spec in (old, new)))
         yield Move((change,), _config_move(path, new))
 
 

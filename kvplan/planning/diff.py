@@ -14,11 +14,11 @@ from kvplan.core.units import MAX_BYTES, format_gib, format_size
 from kvplan.planning.attribute import (
     CAPACITY,
     MEMORY,
-    Change,
     Figures,
+    InputChange,
+    InputStep,
     Kind,
     Number,
-    Step,
     Unit,
     attribution,
     figures_of,
@@ -68,7 +68,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DiffRow:
     """A figure, old and new; None: unknown or not requested."""
 
     name: str
@@ -93,14 +93,14 @@ class Comparison:
 
     old: Side
     new: Side
-    changes: tuple[Change, ...]
-    memory: tuple[Row, ...]
-    groups: tuple[Row, ...]
-    figures: tuple[Row, ...]
-    steps: tuple[Step, ...] | None
+    changes: tuple[InputChange, ...]
+    memory: tuple[DiffRow, ...]
+    groups: tuple[DiffRow, ...]
+    figures: tuple[DiffRow, ...]
+    steps: tuple[InputStep, ...] | None
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[DiffRow, ...]:
         return (*self.memory, *self.groups, *self.figures)
 
     @property
@@ -223,17 +223,17 @@ def compare(old: Side, new: Side) -> Comparison:
     )
 
 
-def _row(path: str, old: Side, new: Side) -> Row:
-    return Row(path, UNITS[path], old.figures[path], new.figures[path])
+def _row(path: str, old: Side, new: Side) -> DiffRow:
+    return DiffRow(path, UNITS[path], old.figures[path], new.figures[path])
 
 
-def _group_rows(old: Side, new: Side) -> Iterator[Row]:
+def _group_rows(old: Side, new: Side) -> Iterator[DiffRow]:
     if old.groups and new.groups:
         for name in dict.fromkeys((*old.groups, *new.groups)):
-            yield Row(f"memory.weight_groups.{name}", "bytes", old.groups.get(name, 0), new.groups.get(name, 0))
+            yield DiffRow(f"memory.weight_groups.{name}", "bytes", old.groups.get(name, 0), new.groups.get(name, 0))
 
 
-def _input_changes(old: Side, new: Side) -> Iterator[Change]:
+def _input_changes(old: Side, new: Side) -> Iterator[InputChange]:
     """Yield the inputs that differ; between a document and a plan, which name their inputs differently, only those that
     both name.
     """
@@ -241,7 +241,7 @@ def _input_changes(old: Side, new: Side) -> Iterator[Change]:
     for kind, name in dict.fromkeys((*old.inputs, *new.inputs)):
         before, after = old.inputs.get((kind, name)), new.inputs.get((kind, name))
         if before != after and not (mixed and None in (before, after)):
-            yield Change(kind, name, before, after)
+            yield InputChange(kind, name, before, after)
 
 
 # --- a plan as a side -------------------------------------------------------------------------------------------------
@@ -529,11 +529,11 @@ def _token_words(pair: Comparison) -> Iterator[str]:
             yield f"KV per token: {changes_text(step.changes)} {did} ({before:,} to {after:,} bytes)"
 
 
-def changes_text(changes: Sequence[Change]) -> str:
+def changes_text(changes: Sequence[InputChange]) -> str:
     return " with ".join(map(change_text, changes))
 
 
-def change_text(change: Change) -> str:
+def change_text(change: InputChange) -> str:
     return f"{change.name} {text_of(change.old)} -> {text_of(change.new)}"
 
 

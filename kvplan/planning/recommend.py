@@ -104,7 +104,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class PlacementFailure:
     """Why one server on this many GPUs holds no user.
 
     error       why it is impossible with any memory, or None if memory is the reason
@@ -131,13 +131,13 @@ class Recommendation:
     """
 
     placements: tuple[Placement, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[PlacementFailure, ...]
 
 
 def recommend(question: Question, requests: Iterable[Request]) -> Recommendation:
     """Find the cheapest placements on each request's GPU; the requests differ only in the GPU."""
     placements: list[Placement] = []
-    failures: list[Failure] = []
+    failures: list[PlacementFailure] = []
     for request in requests:
         here: list[Placement] = []
         for changes, changed in precisions(question, request):
@@ -234,10 +234,10 @@ def splits(question: Question, request: Request) -> Iterator[Request]:
 
 def placements_on(
     question: Question, request: Request, changes: tuple[str, ...]
-) -> tuple[list[Placement], list[Failure]]:
+) -> tuple[list[Placement], list[PlacementFailure]]:
     """One placement per tensor parallel size that holds a user, without pipeline stages unless they are fixed."""
     placements: list[Placement] = []
-    failed: list[Failure] = []
+    failed: list[PlacementFailure] = []
     for split in splits(question, request):
         if not any(is_enough(other, split) for other in placements):
             best = placement(question, split, changes)
@@ -256,7 +256,7 @@ def is_enough(placed: Placement, split: Request) -> bool:
 # --- pipeline stages --------------------------------------------------------------------------------------------------
 
 
-def may_be_staged(question: Question, placements: list[Placement], failed: list[Failure]) -> bool:
+def may_be_staged(question: Question, placements: list[Placement], failed: list[PlacementFailure]) -> bool:
     """True if stages should be searched: they are not fixed, and memory is all that any split lacks."""
     return "pipeline_parallel_size" not in question.stated and (
         bool(placements) or not all(each_failure.refused for each_failure in failed)
@@ -299,7 +299,7 @@ def best_within(
 
 
 def may_have_smaller_steps(
-    question: Question, request: Request, placements: list[Placement], failed: list[Failure]
+    question: Question, request: Request, placements: list[Placement], failed: list[PlacementFailure]
 ) -> bool:
     """True if smaller steps should be searched: they are not fixed, and memory is all that any split lacks."""
     is_free = "max_num_batched_tokens" not in question.stated
@@ -379,7 +379,7 @@ def may_hold(question: Question, request: Request, replicas: int) -> bool:
     return 0 < top != default and holding(question, at_utilization(request, top), share) is not None
 
 
-def largest_failures(question: Question, request: Request) -> list[Failure]:
+def largest_failures(question: Question, request: Request) -> list[PlacementFailure]:
     """Why the largest server with stages holds no user."""
     sizes = [(num_ranks(split), split) for split in staged_splits(question, request)]
     return [failure(question, max(sizes, key=lambda size: size[0])[1])] if sizes else []
@@ -392,7 +392,7 @@ def num_ranks(request: Request) -> int:
 # --- one placement ----------------------------------------------------------------------------------------------------
 
 
-def placement(question: Question, request: Request, changes: tuple[str, ...] = ()) -> Placement | Failure:
+def placement(question: Question, request: Request, changes: tuple[str, ...] = ()) -> Placement | PlacementFailure:
     """The fewest servers of one kind that hold the users, at the default utilization unless it does not start or a
     higher one needs fewer; or why there are none.
     """
@@ -547,16 +547,16 @@ def serves(question: Question, request: Request, the_plan: Plan, users: int) -> 
     return pool_holds(own_load, question.end, users, question.pools)
 
 
-def failure(question: Question, request: Request) -> Failure:
+def failure(question: Question, request: Request) -> PlacementFailure:
     """Why one such server holds no user."""
     smallest = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
     if not isinstance(smallest, Plan):
         reason = str(smallest.in_words(option_words()))
-        return Failure(request.gpu.name, num_ranks(request), reason, smallest, has_room=False)
+        return PlacementFailure(request.gpu.name, num_ranks(request), reason, smallest, has_room=False)
     refusal = start_refusal(question, smallest)
     text = shortage(question, smallest) if refusal is None else refusal
     has_room, runs = refusal is not None, is_supported(smallest)
-    return Failure(request.gpu.name, num_ranks(request), text, None, has_room=has_room, is_supported=runs)
+    return PlacementFailure(request.gpu.name, num_ranks(request), text, None, has_room=has_room, is_supported=runs)
 
 
 def start_refusal(question: Question, the_plan: Plan) -> str | None:
@@ -627,7 +627,7 @@ def shortage(question: Question, the_plan: Plan) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SettingAnswer:
     """A setting that holds the users, and its plan; if there is none, the most users that any setting holds."""
 
     value: float | int | str | None
@@ -655,12 +655,12 @@ class Fit:
     num_gpus: int
     replicas: int
     max_model_len: int
-    current: Answer
-    utilization: Answer | None
+    current: SettingAnswer
+    utilization: SettingAnswer | None
     tight: bool
-    context: Answer
+    context: SettingAnswer
     startable: float | None
-    kv_dtypes: tuple[Answer, ...]
+    kv_dtypes: tuple[SettingAnswer, ...]
     solution: Placement | None
     cures: tuple[Placement, ...]
     reason: str | None
@@ -711,14 +711,14 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
     )
 
 
-def is_tight(request: Request, utilization: Answer) -> bool:
+def is_tight(request: Request, utilization: SettingAnswer) -> bool:
     """True if the utilization leaves less than the CUDA context may need."""
     return bool(utilization.value) and round(100 * float(utilization.value or 0)) > roomy_utilization(request)
 
 
-def answer(question: Question, request: Request, users: int, value: float | int | str | None) -> Answer:
+def answer(question: Question, request: Request, users: int, value: float | int | str | None) -> SettingAnswer:
     server = holding(question, request, users)
-    return Answer(value, server and with_load(server, request.load), most_users(question, request))
+    return SettingAnswer(value, server and with_load(server, request.load), most_users(question, request))
 
 
 # --- fixes ------------------------------------------------------------------------------------------------------------
@@ -810,17 +810,19 @@ def most_users(question: Question, request: Request) -> int:
     return least(too_many, 1, lambda users: holding(question, request, users), alone)[0]
 
 
-def lowest_utilization(question: Question, request: Request, users: int) -> Answer:
+def lowest_utilization(question: Question, request: Request, users: int) -> SettingAnswer:
     top = startable_utilization(question, request, FULL)
     highest = at_utilization(request, top)
     highest_plan = holding(question, highest, users)
     if highest_plan is None:
-        return Answer(None, None, most_users(question, highest))
+        return SettingAnswer(None, None, most_users(question, highest))
     step, lowest = least(0, top, lambda step: holding(question, at_utilization(request, step), users), highest_plan)
-    return Answer(step / 100, with_load(lowest, request.load), most_users(question, at_utilization(request, step)))
+    return SettingAnswer(
+        step / 100, with_load(lowest, request.load), most_users(question, at_utilization(request, step))
+    )
 
 
-def longest_context(question: Question, request: Request, users: int) -> Answer:
+def longest_context(question: Question, request: Request, users: int) -> SettingAnswer:
     """The longest context that holds the users, in whole blocks."""
     start = plan(replace(request, load=Load()))
     block, load = start.pool.block_size, request.load
@@ -832,10 +834,10 @@ def longest_context(question: Question, request: Request, users: int) -> Answer:
 
     most_blocks = plan_of(shortest) if shortest <= longest else None
     if most_blocks is None:
-        return Answer(None, None, most_users(question, at_context(request, shortest * block)))
+        return SettingAnswer(None, None, most_users(question, at_context(request, shortest * block)))
     blocks, best = least(longest + 1, shortest, plan_of, most_blocks)
     there = at_context(request, blocks * block)
-    return Answer(blocks * block, with_load(best, there.load), most_users(question, there))
+    return SettingAnswer(blocks * block, with_load(best, there.load), most_users(question, there))
 
 
 def at_context(request: Request, context: int) -> Request:

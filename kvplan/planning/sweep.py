@@ -26,7 +26,7 @@ MOST_KEPT = 20_000  # cached engine arguments, some 10 MB
 SLOW_CHUNK = 4  # with a distribution of lengths a plan takes up to a second
 
 
-class Row(NamedTuple):
+class SweepRow(NamedTuple):
     """One combination. Bytes are per rank, users over all replicas, or None if a combination is impossible or the value
     was not requested.
 
@@ -169,11 +169,11 @@ class Grid:
     def _made(self) -> dict[tuple[int, tuple[int, ...]], EngineArgs]:
         return {}
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> SweepRow:
         request = self.request(number)
         return row_of(request, self.prices.get(request.gpu.name))
 
-    def rows(self, start: int, stop: int) -> list[Row]:
+    def rows(self, start: int, stop: int) -> list[SweepRow]:
         return [self.row(number) for number in range(start, min(stop, self.count))]
 
 
@@ -189,7 +189,7 @@ def check_size(count: int) -> None:
 # --- one row ----------------------------------------------------------------------------------------------------------
 
 
-def row_of(request: Request, price: float | None = None) -> Row:
+def row_of(request: Request, price: float | None = None) -> SweepRow:
     """Row of one combination; `price` is of one GPU, in dollars per hour."""
     try:
         return _planned(plan(request), price)
@@ -197,13 +197,13 @@ def row_of(request: Request, price: float | None = None) -> Row:
         return _impossible(request, str(error.in_words(option_words())))
 
 
-def _planned(the_plan: Plan, price: float | None) -> Row:
+def _planned(the_plan: Plan, price: float | None) -> SweepRow:
     request, answer, capacity, fits = the_plan.request, the_plan.concurrency, the_plan.capacity, the_plan.fits
     args, gpus, replicas, most = request.args, num_gpus(the_plan), answer.replicas, the_plan.settings.max_num_seqs
     likely = answer.users * replicas
     low, high = (None if users is None else users * replicas for users in (answer.users_low, answer.users_high))
     cost = None if price is None else price * gpus
-    return Row(
+    return SweepRow(
         request.spec.name, request.gpu.name, request.release.label, gpus,
         args.tensor_parallel_size, args.pipeline_parallel_size, replicas, capacity.max_model_len,
         request.load.mean_tokens, args.dtype, args.quantization, args.kv_cache_dtype,
@@ -219,11 +219,11 @@ def _planned(the_plan: Plan, price: float | None) -> Row:
     )  # fmt: skip
 
 
-def _impossible(request: Request, reason: str) -> Row:
+def _impossible(request: Request, reason: str) -> SweepRow:
     args = request.args
     context = args.max_model_len if isinstance(args.max_model_len, int) else None
     tp, pp, dp = args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size
-    return Row(
+    return SweepRow(
         request.spec.name, request.gpu.name, request.release.label, args.num_gpus, tp, pp, dp, context,
         request.load.mean_tokens, args.dtype, args.quantization, args.kv_cache_dtype, args.gpu_memory_utilization,
         args.max_num_seqs, args.block_size, False, reason,
@@ -236,7 +236,7 @@ def _impossible(request: Request, reason: str) -> Row:
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
 
-def all_rows(grid: Grid, jobs: Jobs | None = None, chunk: int | None = None) -> Iterator[list[Row]]:
+def all_rows(grid: Grid, jobs: Jobs | None = None, chunk: int | None = None) -> Iterator[list[SweepRow]]:
     """Yield every row in numerical order, chunk by chunk, using `jobs` processes; a small sweep runs in this process
     unless a cluster is named.
 
@@ -252,7 +252,7 @@ def all_rows(grid: Grid, jobs: Jobs | None = None, chunk: int | None = None) -> 
     return in_order(_rows, portable(grid), parts, jobs, name="sweep")
 
 
-def _rows(grid: Grid, part: tuple[int, int]) -> list[Row]:
+def _rows(grid: Grid, part: tuple[int, int]) -> list[SweepRow]:
     return grid.rows(*part)
 
 
@@ -326,7 +326,7 @@ def _scattered(count: int) -> Iterable[int]:
 Point = tuple[int, float, float]  # context, users per GPU, users per dollar and hour (0 without prices)
 
 
-def point_of(row: Row) -> Point:
+def point_of(row: SweepRow) -> Point:
     assert row.max_model_len is not None
     return row.max_model_len, row.users_per_gpu or 0.0, row.users_per_dollar or 0.0
 
@@ -347,7 +347,7 @@ class Front:
 
     points: dict[tuple[str, int | None], dict[Point, dict[Offer, list[int]]]] = field(default_factory=dict)
 
-    def offer(self, number: int, row: Row) -> None:
+    def offer(self, number: int, row: SweepRow) -> None:
         if not row.users:
             return
         points, mine = self.points.setdefault((row.model, row.mean_tokens), {}), point_of(row)
@@ -367,7 +367,7 @@ class Front:
         )
 
 
-def plainest(grid: Grid, ties: Iterable[list[int]]) -> list[tuple[Row, int]]:
+def plainest(grid: Grid, ties: Iterable[list[int]]) -> list[tuple[SweepRow, int]]:
     """For each tie, the combination with the fewest departures from the server's defaults (the first of equals), and
     how many others there are.
     """
@@ -421,7 +421,7 @@ class Curves:
     per_gpu: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     per_dollar: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
 
-    def offer(self, row: Row) -> None:
+    def offer(self, row: SweepRow) -> None:
         if not row.users or row.max_model_len is None:
             return
         for curves, value in ((self.per_gpu, row.users_per_gpu), (self.per_dollar, row.users_per_dollar)):

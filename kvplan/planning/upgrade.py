@@ -13,7 +13,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.planning.attribute import Figures, Number, figures_of
 from kvplan.planning.diff import Comparison, compare, plan_side
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.releases import Change, Version
+from kvplan.servers.releases import ReleaseChange, Version
 
 Outcome = Literal[
     "as before", "more users", "fewer users", "starts", "does not start", "starts with neither", "refused"
@@ -25,7 +25,7 @@ WORSE: Final[tuple[Outcome, ...]] = ("fewer users", "does not start", "refused")
 class Effect:
     """Effect of one change between two releases; `change` None: the rest of the release's effect."""
 
-    change: Change | None
+    change: ReleaseChange | None
     before: Figures
     after: Figures
 
@@ -129,7 +129,7 @@ def effects(old: Request, new: Request) -> Iterator[Effect]:
     yield from search(0, len(path))
 
 
-def steps(old: Version, new: Version) -> Iterator[tuple[Version, Change | None]]:
+def steps(old: Version, new: Version) -> Iterator[tuple[Version, ReleaseChange | None]]:
     """Releases on the way, and the change that leads to each; None: only the version number and unnamed differences.
 
     To a newer release the version changes first, then each change is enabled; to an older one they are disabled first,

@@ -36,10 +36,10 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PolicyChange:
     """Something weaker than before.
 
-    subjects  what it concerns: "target chat"; identical changes of several subjects are one Change
+    subjects  what it concerns: "target chat"; identical changes of several subjects are merged
     mark      its current position, or None if it was removed
     """
 
@@ -49,7 +49,7 @@ class Change:
     mark: Mark | None
 
 
-def changes(base: State, now: State, gpu_bytes: Mapping[str, int]) -> list[Change]:
+def changes(base: State, now: State, gpu_bytes: Mapping[str, int]) -> list[PolicyChange]:
     """Find everything that is weaker now than at the base revision.
 
     gpu_bytes  memory of each target's GPU, to compare headroom fractions with sizes
@@ -66,19 +66,19 @@ def changes(base: State, now: State, gpu_bytes: Mapping[str, int]) -> list[Chang
     )
 
 
-def grouped(changes: Iterable[Change]) -> list[Change]:
+def grouped(changes: Iterable[PolicyChange]) -> list[PolicyChange]:
     """Merge changes that differ only in their subject: one default may apply to many targets."""
     subjects: dict[tuple[ChangeKind, str, Mark | None], list[str]] = {}
     for change in changes:
         subjects.setdefault((change.kind, change.text, change.mark), []).extend(change.subjects)
-    return [Change(kind, tuple(names), text, mark) for (kind, text, mark), names in subjects.items()]
+    return [PolicyChange(kind, tuple(names), text, mark) for (kind, text, mark), names in subjects.items()]
 
 
 # --- as findings ------------------------------------------------------------------------------------------------------
 
 
 def changes_result(
-    policy: Policy, base: Policy, revision: str, changes: Iterable[Change], notes: Iterable[Finding] = ()
+    policy: Policy, base: Policy, revision: str, changes: Iterable[PolicyChange], notes: Iterable[Finding] = ()
 ) -> TargetResult:
     """Judge the changes: each fails, unless the base revision's policy allows its kind. Notes come last."""
     findings = [_finding(change, revision, change.kind in base.allow_changes) for change in changes]
@@ -108,7 +108,7 @@ def finding(name: str, outcome: Outcome, message: str, mark: Mark | None = None,
     )
 
 
-def _finding(change: Change, revision: str, is_allowed: bool) -> Finding:
+def _finding(change: PolicyChange, revision: str, is_allowed: bool) -> Finding:
     message = sentence(named(change.subjects), change.text)
     if is_allowed:
         return finding(change.kind, "note", f"{message} ({revision} allows it)", change.mark)
@@ -135,7 +135,7 @@ def notes(base: Policy, now: Policy) -> Iterator[Finding]:
 # --- targets and their rules ------------------------------------------------------------------------------------------
 
 
-def _targets(base: Policy, now: Policy) -> Iterator[Change]:
+def _targets(base: Policy, now: Policy) -> Iterator[PolicyChange]:
     before = {target.id for target in base.targets}
     ids = {target.id for target in now.targets}
     added = [target for target in now.targets if target.id not in before]
@@ -143,7 +143,7 @@ def _targets(base: Policy, now: Policy) -> Iterator[Change]:
         if target.id not in ids:
             twin = next((other for other in added if stated_values(other) == stated_values(target)), None)
             text = "was removed" if twin is None else f"was renamed to {twin.id}"
-            yield Change("target", (_subject(target),), text, None if twin is None else twin.mark)
+            yield PolicyChange("target", (_subject(target),), text, None if twin is None else twin.mark)
 
 
 def stated_values(target: Target) -> dict[str, str]:
@@ -191,7 +191,7 @@ def _measured_rules(policy: Policy) -> list[Rule]:
     return [rule for rule in rules if rule is not None]
 
 
-def _rules(base: Policy, now: Policy, gpu_bytes: Mapping[str, int]) -> Iterator[Change]:
+def _rules(base: Policy, now: Policy, gpu_bytes: Mapping[str, int]) -> Iterator[PolicyChange]:
     """Yield rules that were dropped and limits that are looser. Rules of a removed target are not listed separately."""
     scopes = _scopes(now)
     of_target = {_subject(target): gpu_bytes.get(target.id, 0) for target in now.targets}
@@ -201,10 +201,10 @@ def _rules(base: Policy, now: Policy, gpu_bytes: Mapping[str, int]) -> Iterator[
         mark, rules_kept = scopes.get(subject, (None, {}))
         for name, rule in rules.items():
             if name not in rules_kept:
-                yield Change("rule", (subject,), f"{_shown(rule)} is no longer required", mark)
+                yield PolicyChange("rule", (subject,), f"{_shown(rule)} is no longer required", mark)
             elif is_looser(rule, rules_kept[name], of_target.get(subject, 0)):
                 text = f"{_shown(rule)} is looser: {_limit(rule)} -> {_limit(rules_kept[name])}"
-                yield Change("limit", (subject,), text, rules_kept[name].mark)
+                yield PolicyChange("limit", (subject,), text, rules_kept[name].mark)
 
 
 def is_looser(before: Rule, now: Rule, gpu_bytes: int) -> bool:
@@ -230,7 +230,7 @@ def _limit(rule: Rule) -> str:
 # --- severities and waivers -------------------------------------------------------------------------------------------
 
 
-def _severities(base: Policy, now: Policy) -> Iterator[Change]:
+def _severities(base: Policy, now: Policy) -> Iterator[PolicyChange]:
     """Yield rules that failed before and now only warn; baseline rules are judged for each target."""
     after = {target.id: target for target in now.targets}
     for target in base.targets:
@@ -239,17 +239,19 @@ def _severities(base: Policy, now: Policy) -> Iterator[Change]:
     measured = {rule.name: rule for rule in _measured_rules(now)}
     for rule in _measured_rules(base):
         if rule.name in measured and base.severity.get(rule.name) != "warn" and now.severity.get(rule.name) == "warn":
-            yield Change("severity", (MEASURED,), f"{rule.name} now warns instead of failing", measured[rule.name].mark)
+            yield PolicyChange(
+                "severity", (MEASURED,), f"{rule.name} now warns instead of failing", measured[rule.name].mark
+            )
 
 
-def _lowered(base: Policy, target: Target, now: Policy, after: Target) -> Iterator[Change]:
+def _lowered(base: Policy, target: Target, now: Policy, after: Target) -> Iterator[PolicyChange]:
     by_name = {rule.name: rule for rule in _all_rules(now, after)}
     for name in {rule.name: None for rule in _all_rules(base, target)}:
         warned = _warns(base, target, name)
         if name in by_name and not warned and _warns(now, after, name):
             rule = by_name[name]
             label = _shown(rule) if name.startswith("baseline.") else name
-            yield Change("severity", (_subject(target),), f"{label} now warns instead of failing", rule.mark)
+            yield PolicyChange("severity", (_subject(target),), f"{label} now warns instead of failing", rule.mark)
 
 
 def _all_rules(policy: Policy, target: Target) -> list[Rule]:
@@ -260,7 +262,7 @@ def _warns(policy: Policy, target: Target, rule: str) -> bool:
     return (target.severity.get(rule) or policy.severity.get(rule)) == "warn"
 
 
-def _waivers(base: Policy, now: Policy) -> Iterator[Change]:
+def _waivers(base: Policy, now: Policy) -> Iterator[PolicyChange]:
     """Yield waivers for a rule that had none, or for longer than before."""
     pairs = {(target.id, rule.name) for target in now.targets for rule in _all_rules(now, target)}
     pairs |= {(EVIDENCE_ID, rule.name) for rule in _measured_rules(now)}
@@ -272,7 +274,7 @@ def _waivers(base: Policy, now: Policy) -> Iterator[Change]:
             continue
         name = printable(f"{waiver.target}/{waiver.rule}", 200)
         text = f"is new (until {waiver.expires})" if not same else f"was extended: {max(same)} -> {waiver.expires}"
-        yield Change("waiver", (f"waiver {name}",), text, waiver.mark)
+        yield PolicyChange("waiver", (f"waiver {name}",), text, waiver.mark)
 
 
 def _is_new(waiver: Waiver, pair: tuple[str, str], before: Iterable[Waiver]) -> bool:
@@ -285,34 +287,34 @@ def _is_new(waiver: Waiver, pair: tuple[str, str], before: Iterable[Waiver]) -> 
 # --- baseline ---------------------------------------------------------------------------------------------------------
 
 
-def _baseline(base: State, now: State) -> Iterator[Change]:
+def _baseline(base: State, now: State) -> Iterator[PolicyChange]:
     """Yield a baseline that was replaced, deleted, or has worse figures; none is needed if there was no file."""
     old, new = base.policy.baseline, now.policy.baseline
     if old is None or base.figures is None:
         return
     name = f"{BASELINE} {printable(old.text, 200)}"
     if new is None:
-        yield Change("baseline", (name,), "is no longer referenced", None)
+        yield PolicyChange("baseline", (name,), "is no longer referenced", None)
         return
     if os.path.normpath(old.text) != os.path.normpath(new.text):
-        yield Change("baseline", (name,), f"was replaced by {printable(new.text, 200)}", new.mark)
+        yield PolicyChange("baseline", (name,), f"was replaced by {printable(new.text, 200)}", new.mark)
     elif now.figures is None:
-        yield Change("baseline", (name,), "was deleted", new.mark)
+        yield PolicyChange("baseline", (name,), "was deleted", new.mark)
     ids = {target.id for target in now.policy.targets}
     for target, figures in base.figures.items():
         if now.figures is not None and target in ids:
             for text in _worse(old.rules, figures, now.figures.get(target)):
-                yield Change("baseline", (f"{BASELINE} of target {target}",), text, new.mark)
+                yield PolicyChange("baseline", (f"{BASELINE} of target {target}",), text, new.mark)
 
 
-def _evidence(base: State, now: State) -> Iterator[Change]:
+def _evidence(base: State, now: State) -> Iterator[PolicyChange]:
     """Yield a measured run that no longer exists: its rules would be skipped."""
     measured = now.policy.measured
     if base.has_evidence and measured is not None and not now.has_evidence:
         text = (
             f"{printable(measured.text, 200)} is missing, but the base revision has this run; its rules are not checked"
         )
-        yield Change("rule", (MEASURED,), text, measured.mark)
+        yield PolicyChange("rule", (MEASURED,), text, measured.mark)
 
 
 def _worse(rules: Iterable[Rule], before: Figures, now: Figures | None) -> Iterator[str]:

@@ -16,13 +16,13 @@ from kvplan.core.files import path_text, printable
 from kvplan.core.strict_yaml import wrong
 from kvplan.core.units import format_bytes, format_count, format_gib, format_size, plural
 from kvplan.planning import advise, users
-from kvplan.planning.advise import Change, Knob
+from kvplan.planning.advise import FlagChange, Knob
 from kvplan.planning.plan import Plan
 from kvplan.policy.file import Rule, Target, Workload, exists
 from kvplan.servers.base import abilities_of, flag_of, terms_of
 
 if TYPE_CHECKING:
-    from kvplan.asked.manifest import Served
+    from kvplan.asked.manifest import ServedContainer
     from kvplan.workloads.lengths import Lengths
     from kvplan.workloads.trace import Trace, TraceRequest
 
@@ -40,7 +40,7 @@ class Case:
     target: Target
     plan: Plan
     lengths: "Lengths | None" = None
-    served: "Served | None" = None
+    served: "ServedContainer | None" = None
 
 
 Knobs = Callable[[Rule, Plan], Iterator[Knob]]  # changes that may fix a failure, the cheapest first
@@ -314,7 +314,7 @@ def _mean_and_p99(requests: Iterable["TraceRequest"]) -> dict[str, int]:
 
 
 def switch(flag: str, **args: int | float | str | bool) -> Knob:
-    return Knob([Change(flag, args)], "switch")
+    return Knob([FlagChange(flag, args)], "switch")
 
 
 def more_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
@@ -374,9 +374,13 @@ def fewer_adapters(rule: Rule, plan: Plan) -> Iterator[Knob]:
     if args.tensor_parallel_size > 1 and not args.fully_sharded_loras:
         yield switch("--fully-sharded-loras", fully_sharded_loras=True)
     max_slots = min(args.max_loras - 1, 64)
-    yield Knob([Change(f"--max-loras {slots}", {"max_loras": slots}) for slots in range(max_slots, 0, -1)])
+    yield Knob([FlagChange(f"--max-loras {slots}", {"max_loras": slots}) for slots in range(max_slots, 0, -1)])
     yield Knob(
-        [Change(f"--max-lora-rank {rank}", {"max_lora_rank": rank}) for rank in LORA_RANKS if rank < args.max_lora_rank]
+        [
+            FlagChange(f"--max-lora-rank {rank}", {"max_lora_rank": rank})
+            for rank in LORA_RANKS
+            if rank < args.max_lora_rank
+        ]
     )
     yield advise.more_ranks(args)
 
@@ -388,7 +392,7 @@ def more_left(rule: Rule, plan: Plan) -> Iterator[Knob]:
         percents = range(ceil(100 * plan.settings.gpu_memory_utilization) - 1, 0, -1)
         yield Knob(
             [
-                Change(f"--gpu-memory-utilization {share / 100}", {"gpu_memory_utilization": share / 100})
+                FlagChange(f"--gpu-memory-utilization {share / 100}", {"gpu_memory_utilization": share / 100})
                 for share in percents
             ]
         )
@@ -396,7 +400,7 @@ def more_left(rule: Rule, plan: Plan) -> Iterator[Knob]:
         short = max(0, int(GAUGES["min_headroom"].limit(rule, plan)) - plan.memory.headroom)
         less = args.kv_cache_memory_bytes - short
         if less > 0:
-            yield Knob([Change(f"--kv-cache-memory-bytes {less}", {"kv_cache_memory_bytes": less})])
+            yield Knob([FlagChange(f"--kv-cache-memory-bytes {less}", {"kv_cache_memory_bytes": less})])
     if not plan.fits:
         yield advise.more_ranks(args)
     yield advise.larger_gpu(plan.request)

@@ -43,7 +43,7 @@ from kvplan.policy.gauges import (
 )
 from kvplan.policy.pods import shortage
 from kvplan.policy.remedies import ACCEPT, Remedies, Wish, remedies
-from kvplan.policy.result import RULES, CheckResult, Cure, Figures, Finding, Outcome, TargetResult
+from kvplan.policy.result import RULES, CheckResult, Figures, Finding, Outcome, RuleCure, TargetResult
 
 # Fraction of a plan's requests that are preempted under its workload, or a text that says why it is unknown.
 PreemptionRate = Callable[[Plan, Workload], float | str]
@@ -315,7 +315,7 @@ class _Bench:
         def knobs(changed: Plan) -> Iterator[advise.Knob]:
             return self.knobs(rule, changed)
 
-        def alone(also: advise.Holds) -> list[advise.Cure]:
+        def alone(also: advise.Holds) -> list[advise.FlagCure]:
             if rule.name == "fits":
                 return advise.fixes(plan, SHOWN_CURES, self.plans, also, knobs(plan))
             search = advise.Search(plan.request, list(knobs(plan)), advise.both(holds, also), self.plans)
@@ -374,7 +374,7 @@ class _Bench:
         return gauge.text(number(gauge.value(plan)))
 
 
-def cure_of(cure: advise.Cure, cured: tuple[str, ...], target: Target) -> Cure:
+def cure_of(cure: advise.FlagCure, cured: tuple[str, ...], target: Target) -> RuleCure:
     """Express a change as keys of the target; a GPU with a count takes two keys."""
     keys: dict[str, int | float | str | bool] = {}
     for change in cure.changes:
@@ -383,7 +383,7 @@ def cure_of(cure: advise.Cure, cured: tuple[str, ...], target: Target) -> Cure:
     card, request = target.own.get("gpu") or target.defaults.get("gpu"), cure.plan.request
     if isinstance(card, Scalar) and split_count(card.text)[0] is not None and keys.keys() & {"gpu", TP}:
         keys |= {"gpu": request.gpu.name, TP: request.args.tensor_parallel_size}
-    return Cure(cure.server_flags, keys, cured)
+    return RuleCure(cure.server_flags, keys, cured)
 
 
 def finding_of(

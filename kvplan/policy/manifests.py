@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvplan.asked import manifest
-from kvplan.asked.manifest import Served
+from kvplan.asked.manifest import ServedContainer
 from kvplan.asked.pasted import parse_container
 from kvplan.asked.question import Inputs
 from kvplan.core.errors import UsageError
@@ -56,17 +56,17 @@ def policy_of(path: Path, gpu: str | None) -> Policy:
     )  # fmt: skip
 
 
-def containers(path: Path) -> list[Served]:
+def containers(path: Path) -> list[ServedContainer]:
     """Every server in a manifest."""
     return _served(read_text(path, manifest.MAX_CHARS), path_text(path))
 
 
 @lru_cache(maxsize=8)
-def _served(text: str, where: str) -> list[Served]:
+def _served(text: str, where: str) -> list[ServedContainer]:
     return manifest.served(text, where)
 
 
-def container_of(target: Target, folder: Path) -> Served | None:
+def container_of(target: Target, folder: Path) -> ServedContainer | None:
     """The container that starts a target, or None if the target names no manifest."""
     if target.manifest is None:
         return None
@@ -87,14 +87,14 @@ def container_of(target: Target, folder: Path) -> Served | None:
     return matching[0]
 
 
-def command_of(served: Served) -> ServeCommand:
+def command_of(served: ServedContainer) -> ServeCommand:
     """Command of a container. Refuse a model inside the container, which cannot be sized."""
     command = parse_container(served)
     refuse(command)
     return command
 
 
-def check_model(served: Served, command: ServeCommand) -> None:
+def check_model(served: ServedContainer, command: ServeCommand) -> None:
     """Refuse a model inside the container, because nothing identifies it."""
     if command.model is None or command.model.startswith(("/", "s3://", "gs://", "pvc://", "oci://")):
         where = (
@@ -107,7 +107,7 @@ def check_model(served: Served, command: ServeCommand) -> None:
         )
 
 
-def check_gpus(served: Served, inputs: Inputs) -> None:
+def check_gpus(served: ServedContainer, inputs: Inputs) -> None:
     """Refuse a server that needs more GPUs than its pods request, and note unused ones."""
     if served.num_gpus is None:
         return
@@ -124,7 +124,7 @@ def check_gpus(served: Served, inputs: Inputs) -> None:
         add_note(inputs, f"{total - ranks} of {total} GPUs{pods} stay unused: its command uses {ranks}")
 
 
-def note_gpu(served: Served, inputs: Inputs, *, stated: bool) -> None:
+def note_gpu(served: ServedContainer, inputs: Inputs, *, stated: bool) -> None:
     if stated and served.gpu is not None and served.gpu != inputs.requests[0].gpu.name:
         add_note(inputs, f"gpu: {inputs.requests[0].gpu.name} counts, not {served.gpu} of {served.gpu_label}")
     elif not stated and served.gpu is not None:
@@ -138,7 +138,7 @@ def add_note(inputs: Inputs, text: str) -> None:
     inputs.readings.append(text)
 
 
-def with_gpu(served: Served, target: Target) -> Target:
+def with_gpu(served: ServedContainer, target: Target) -> Target:
     """The target on the GPU of the container's node, unless it states its own."""
     nodes = {**target.defaults, **target.own}
     if served.gpu is None or "gpu" in nodes or "gpu_memory" in nodes:

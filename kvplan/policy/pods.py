@@ -7,7 +7,7 @@ from kvplan.planning.plan import Plan, kept_rows
 from kvplan.servers.base import server_of
 
 if TYPE_CHECKING:
-    from kvplan.asked.manifest import Served
+    from kvplan.asked.manifest import ServedContainer
 
 NAMES: Final = {
     "kv_offloading": "offloaded KV",
@@ -20,7 +20,7 @@ NAMES: Final = {
 }
 
 
-def shortage(plan: Plan, served: "Served") -> tuple[str, str] | None:
+def shortage(plan: Plan, served: "ServedContainer") -> tuple[str, str] | None:
     """(what the pod lacks, the cure), or None if it has room or states no limit. Several pods of a server divide the
     rows in ways that a manifest does not state.
     """

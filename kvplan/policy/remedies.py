@@ -34,7 +34,7 @@ class Wish:
     name: str
     outcome: Outcome
     need: advise.Need
-    alone: Callable[[advise.Holds], list[advise.Cure]]
+    alone: Callable[[advise.Holds], list[advise.FlagCure]]
     figure_text: Callable[[Plan], str]
     context: int
     num_gpus: int
@@ -47,7 +47,7 @@ class Remedies:
     """Fixes of failing rules, by finding name; and the change that fixes `cured` without breaking a rule."""
 
     fixes: dict[str, str]
-    cure: advise.Cure | None = None
+    cure: advise.FlagCure | None = None
     cured: tuple[str, ...] = ()
 
 
@@ -99,7 +99,7 @@ def remedies_of_one(plan: Plan, unmet: Wish, wishes: Sequence[Wish], start_knobs
     return Remedies({unmet.name: fix if fix == NOTHING else f"{fix}; no change tried keeps the other rules"})
 
 
-def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> advise.Cure | None:
+def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> advise.FlagCure | None:
     """Find one change that satisfies all wishes, checking simulated ones last. If the plan does not fit, look for a
     certain fix first, then for a likely one.
     """
@@ -112,7 +112,7 @@ def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> a
     return next((cure for cure in cures if cure is not None), None)
 
 
-def needs(wish: Wish, cures: Iterable[advise.Cure]) -> str:
+def needs(wish: Wish, cures: Iterable[advise.FlagCure]) -> str:
     """Format the changes with their results: use --kv-cache-dtype fp8 (gives 28.2) or --max-num-seqs 64 (gives 30)."""
     texts = [f"{' '.join(cure.server_flags)} (gives {gain_text(wish, cure.plan)})" for cure in cures]
     return f"use {' or '.join(texts)}" if texts else NOTHING

@@ -119,7 +119,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Cure:
+class RuleCure:
     """One change with which a target keeps every rule that passes now and passes those named.
 
     flags  as the server accepts them: "--kv-cache-dtype fp8"
@@ -149,7 +149,7 @@ class TargetResult:
     findings: tuple[Finding, ...]
     figures: Figures | None
     baseline: Figures | None
-    cure: Cure | None = None
+    cure: RuleCure | None = None
     server: str = ""
 
 
@@ -176,7 +176,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CheckFailure:
     """A check that could not run: no rule was judged, and nothing passed.
 
     path     of the policy, as in messages
@@ -189,10 +189,10 @@ class Failure:
     message: str
     exit_code: int
     mark: Mark | None = None
-    others: "tuple[Failure, ...]" = ()
+    others: "tuple[CheckFailure, ...]" = ()
 
     @property
-    def all(self) -> "tuple[Failure, ...]":
+    def all(self) -> "tuple[CheckFailure, ...]":
         return (self, *self.others)
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.asked.form import LENGTH_KEYS, LISTS, SWITCHES, Form, read_form, refuse_missing
-from kvplan.asked.manifest import Served
+from kvplan.asked.manifest import ServedContainer
 from kvplan.asked.pasted import read_command
 from kvplan.asked.question import Context, Inputs, is_path, requests
 from kvplan.asked.speculation import PARTS, in_parts
@@ -83,7 +83,7 @@ def inputs_of(
     return inputs
 
 
-def command_of(target: Target, served: Served | None) -> ServeCommand | None:
+def command_of(target: Target, served: ServedContainer | None) -> ServeCommand | None:
     """The command of a target's container, or its own, or None if it has neither."""
     if served is not None:
         return manifests.command_of(served)
@@ -138,7 +138,7 @@ def named_by(error: KvplanError, target: Target) -> list[str]:
 
 
 def form_of(
-    target: Target, command: ServeCommand | None, folder: Path, *, offline: bool, served: Served | None = None
+    target: Target, command: ServeCommand | None, folder: Path, *, offline: bool, served: ServedContainer | None = None
 ) -> Form:
     """The form that a target fills in: its own keys, then its command's, then the defaults."""
     nodes = dict(target.own)

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.core.units import GIB, format_gib, format_size, plural
-from kvplan.planning.attribute import Change, Kind, Number, Step
+from kvplan.planning.attribute import InputChange, InputStep, Kind, Number
 from kvplan.planning.diff import (
     LABELS,
     Comparison,
     Difference,
-    Row,
+    DiffRow,
     Side,
     change_text,
     changes_text,
@@ -61,7 +61,7 @@ SMALL = GIB // 100  # bytes below which two decimals of a GiB are meaningless
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def value_text(row: Row, value: Number | None) -> str:
+def value_text(row: DiffRow, value: Number | None) -> str:
     match value:
         case None:
             return "-"
@@ -75,7 +75,7 @@ def value_text(row: Row, value: Number | None) -> str:
             return f"{value:,.2f}"
 
 
-def delta_text(row: Row) -> str:
+def delta_text(row: DiffRow) -> str:
     """ "-512 MiB (-3.3 %)"; "=" if nothing changed."""
     if row.delta is None:
         return ""
@@ -94,12 +94,12 @@ def number_delta(unit: str, delta: Number) -> str:
     return f"{delta:+,}" if isinstance(delta, int) else f"{delta:+,.2f}"
 
 
-def row_cells(row: Row) -> tuple[str, str, str, str]:
+def row_cells(row: DiffRow) -> tuple[str, str, str, str]:
     name = NAMES.get(row.name, f"- {row.name.rpartition('.')[2].replace('_', ' ')}")
     return name, value_text(row, row.old), value_text(row, row.new), delta_text(row)
 
 
-def memory_rows(pair: Comparison) -> Iterator[Row]:
+def memory_rows(pair: Comparison) -> Iterator[DiffRow]:
     """Rows that add up, with the weights' changed groups below them; rows with 0 on both sides are omitted."""
     for row in pair.memory:
         if row.old or row.new:
@@ -108,7 +108,7 @@ def memory_rows(pair: Comparison) -> Iterator[Row]:
             yield from (group for group in pair.groups if group.delta)
 
 
-def figure_rows(pair: Comparison) -> Iterator[Row]:
+def figure_rows(pair: Comparison) -> Iterator[DiffRow]:
     """All other figures that either side has; replicas and missing memory only if relevant."""
     for row in pair.figures:
         has_value = row.delta if row.name == "concurrency.replicas" else (row.old or row.new)
@@ -116,13 +116,13 @@ def figure_rows(pair: Comparison) -> Iterator[Row]:
             yield row
 
 
-def effects(steps: Sequence[Step]) -> tuple[list[Step], list[Change]]:
+def effects(steps: Sequence[InputStep]) -> tuple[list[InputStep], list[InputChange]]:
     """Steps that changed a figure, and the changes that did not change any."""
     without = [change for step in steps if not step.deltas for change in step.changes]
     return [step for step in steps if step.deltas], without
 
 
-def step_cells(step: Step, units: dict[str, str]) -> tuple[str, ...]:
+def step_cells(step: InputStep, units: dict[str, str]) -> tuple[str, ...]:
     deltas = step.deltas
     return changes_text(step.changes), *(number_delta(units[path], deltas.get(path, 0)) for path in STEP_FIGURES)
 
@@ -205,7 +205,7 @@ def figures_title(pair: Comparison) -> str:
     return "KV cache and users" if pair.memory else "Each GPU"
 
 
-def _table(title: str, rows: Iterator[Row]) -> Table:
+def _table(title: str, rows: Iterator[DiffRow]) -> Table:
     return Table.of((title, "old", "new", "change"), map(row_cells, rows))
 
 

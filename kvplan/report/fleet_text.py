@@ -101,8 +101,8 @@ def lines(answer: FleetAnswer) -> list[Part]:
     ]
 
 
-def shapes(answer: FleetAnswer) -> formats.Answer:
-    return formats.Answer(
+def shapes(answer: FleetAnswer) -> formats.CommandAnswer:
+    return formats.CommandAnswer(
         lambda _: lines(answer),
         lambda: document(answer),
         lambda: metrics_table(answer),

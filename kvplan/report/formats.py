@@ -18,7 +18,7 @@ Format = Literal["table", "json", "csv", "markdown", "html"]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandAnswer:
     """A command's answer, in the forms that formats are made of; each is computed on demand.
 
     screen    for a terminal; its argument: True if the terminal can show block characters
@@ -47,37 +47,37 @@ class Form:
     """
 
     suffix: str
-    write: Callable[[Answer], str]
+    write: Callable[[CommandAnswer], str]
     lines: "Callable[[Iterable[Iterable[Any]]], str] | None" = None
     mark: str = ""
     needs: tuple[str, ...] = ()
 
 
-def as_json(answer: Answer) -> str:
+def as_json(answer: CommandAnswer) -> str:
     import json
 
     return json.dumps(answer.document(), indent=2, allow_nan=False) + "\n"
 
 
-def as_csv(answer: Answer) -> str:
+def as_csv(answer: CommandAnswer) -> str:
     from kvplan.core import table
 
     return table.as_csv(answer.rows())
 
 
-def as_markdown(answer: Answer) -> str:
+def as_markdown(answer: CommandAnswer) -> str:
     from kvplan.report.page import page
 
     return page(answer.page())
 
 
-def as_html(answer: Answer) -> str:
+def as_html(answer: CommandAnswer) -> str:
     from kvplan.report.answer_html import answer_html
 
     return answer_html(answer.page(), answer.figures(), answer.servers)
 
 
-def as_text(answer: Answer) -> str:
+def as_text(answer: CommandAnswer) -> str:
     """The screen as plain text."""
     from kvplan.report.lines import laid_out, plain
 
@@ -100,6 +100,6 @@ FORMS: Final[Mapping[str, Form]] = {
 SUFFIXES: Final[Mapping[str, str]] = {form.suffix: name for name, form in FORMS.items() if form.suffix}
 
 
-def rendered(answer: Answer, format: str) -> str:
+def rendered(answer: CommandAnswer, format: str) -> str:
     """Render the answer as text."""
     return FORMS[format].write(answer)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.core.files import printable
-from kvplan.policy.result import CheckResult, Failure, Finding, Outcome
+from kvplan.policy.result import CheckFailure, CheckResult, Finding, Outcome
 from kvplan.report.policy_text import counts_text, document
 
 MOST_ANNOTATIONS: Final = 10  # GitHub shows this many of a kind per step and silently drops the rest
@@ -47,12 +47,12 @@ def annotated_file(path: str) -> str:
     return repository_path(path) or Path(path).as_posix()
 
 
-def failure_lines(failure: Failure) -> list[str]:
+def failure_lines(failure: CheckFailure) -> list[str]:
     """Workflow commands for a check that could not run: one for each error."""
     return [failure_line(error) for error in failure.all]
 
 
-def failure_line(failure: Failure) -> str:
+def failure_line(failure: CheckFailure) -> str:
     """One workflow command for an error, with its position if known."""
     place = "" if failure.mark is None else f",line={failure.mark.line},col={failure.mark.column}"
     return f"::error file={_property(annotated_file(failure.file))}{place},title=kvplan::{_data(failure.message)}"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
-from kvplan.policy.result import CheckResult, Failure, Finding, TargetResult
+from kvplan.policy.result import CheckFailure, CheckResult, Finding, TargetResult
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -21,7 +21,7 @@ def junit_xml(result: CheckResult) -> str:
     return _document(root)
 
 
-def failure_xml(failure: Failure) -> str:
+def failure_xml(failure: CheckFailure) -> str:
     """Render a check that could not run: one suite with one case in error."""
     from xml.etree.ElementTree import Element, SubElement
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from kvplan.core.table import Markdown, Table, as_markdown, markdown_text
 from kvplan.core.units import format_gib, format_size
-from kvplan.policy.result import CheckResult, Failure, Figures, Finding, Outcome, TargetResult
+from kvplan.policy.result import CheckFailure, CheckResult, Figures, Finding, Outcome, TargetResult
 
 if TYPE_CHECKING:
     from kvplan.report.drawing import Figure
@@ -32,7 +32,7 @@ def markdown(result: CheckResult) -> str:
 MOST_FAILURES: Final = 20
 
 
-def failure_markdown(failure: Failure) -> str:
+def failure_markdown(failure: CheckFailure) -> str:
     """The comment for a check that could not run; it replaces an earlier one, which is out of date."""
     heading = "### kvplan check: could not run, no rule was checked"
     errors = "\n\n".join(f"**error**: {markdown_text(str(error)[:8000])}" for error in failure.all[:MOST_FAILURES])
@@ -45,7 +45,7 @@ def html(result: CheckResult) -> str:
     return page_of(document(result, MAX_PAGE_BYTES), servers, capacity_bars(result))
 
 
-def failure_html(failure: Failure) -> str:
+def failure_html(failure: CheckFailure) -> str:
     return page_of(failure_markdown(failure))
 
 

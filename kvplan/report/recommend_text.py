@@ -17,12 +17,12 @@ from kvplan.planning.recommend import (
     SMALL_STEPS,
     STAGES,
     WIDE,
-    Answer,
-    Failure,
     Fit,
     Placement,
+    PlacementFailure,
     Question,
     Recommendation,
+    SettingAnswer,
 )
 from kvplan.planning.users import running_users
 from kvplan.report.drawing import Figure, bars
@@ -102,7 +102,7 @@ def settings_of(plan: Plan) -> typed.Settings:
     }
 
 
-def failure_document(failure: Failure) -> typed.Failure:
+def failure_document(failure: PlacementFailure) -> typed.RecommendationFailure:
     return {
         "gpu": failure.gpu,
         "num_gpus": failure.num_gpus,
@@ -133,7 +133,7 @@ def fit_document(fit: Fit, question: Question) -> typed.Fit:
     }
 
 
-def cure_document(placement: Placement, fit: Fit, users: int) -> typed.Cure:
+def cure_document(placement: Placement, fit: Fit, users: int) -> typed.RecommendationCure:
     return {"needs": needs_of(placement, fit), **placement_document(placement, users)}
 
 
@@ -158,7 +158,7 @@ def needs_of(placement: Placement, fit: Fit) -> list[str]:
     return needs
 
 
-def answer_document(answer: Answer, replicas: int) -> typed.Answer:
+def answer_document(answer: SettingAnswer, replicas: int) -> typed.RecommendationAnswer:
     server = answer.plan
     return {
         "holds": server is not None,
@@ -360,7 +360,7 @@ def fit_title(fit: typed.Fit) -> str:
     return f"On {gpus_text(fit['num_gpus'], fit['gpu'], fit['total_memory'] // fit['num_gpus'])}{replicas}"
 
 
-def fit_rows(fit: typed.Fit) -> list[tuple[str, str, typed.Answer]]:
+def fit_rows(fit: typed.Fit) -> list[tuple[str, str, typed.RecommendationAnswer]]:
     """(setting, its required value, its answer) for each setting that was searched."""
     rows = [("as set", verdict(fit["as_asked"], "enough", "not enough"), fit["as_asked"])]
     answer = fit["utilization"]
@@ -390,7 +390,7 @@ SHARED_EXPERTS = "data-parallel ranks exchange tokens with the experts of all: t
 NO_CURE = "No fix found: tried an fp8 KV cache, smaller steps, shorter contexts and servers on up to two nodes."
 
 
-def caveats(cures: Sequence[typed.Cure]) -> list[str]:
+def caveats(cures: Sequence[typed.RecommendationCure]) -> list[str]:
     less_precise = any(is_less_precise(cure) for cure in cures)
     return [
         *[LESS_PRECISE] * less_precise,
@@ -405,7 +405,7 @@ def cure_texts(fit: typed.Fit) -> list[tuple[str, str]]:
     return [(together(cure["needs"]), cure_text(cure, fit)) for cure in fit["cures"]]
 
 
-def cure_text(cure: typed.Cure, fit: typed.Fit) -> str:
+def cure_text(cure: typed.RecommendationCure, fit: typed.Fit) -> str:
     """ "274-288 users, 2 servers of TP 2"."""
     text = f"{users_range(cure)} users"
     is_split = cure["num_gpus"] > 1 and (cure["num_gpus"], cure["replicas"]) != (fit["num_gpus"], fit["replicas"])
@@ -442,7 +442,7 @@ def several(count: int, gpu: str) -> str:
     return f"{count:,} such GPU{'s' * (count > 1)}" if gpu == "custom" else f"{count:,} x {gpu}"
 
 
-def verdict(answer: typed.Answer, yes: str, no: str) -> str:
+def verdict(answer: typed.RecommendationAnswer, yes: str, no: str) -> str:
     return f"{yes if answer['holds'] else no}: at most {plural(answer['most_users'], 'user')}"
 
 
@@ -494,7 +494,7 @@ def _fit_commands(fit: typed.Fit) -> list[tuple[str, str]]:
     return [(_command_title(cure), cure["command"]) for cure in chosen]
 
 
-def _command_title(cure: typed.Cure) -> str:
+def _command_title(cure: typed.RecommendationCure) -> str:
     """ "fp8 KV and 4 x l40s: each of 2 on 2 x l40s"."""
     needs = together(cure["needs"])
     return f"{needs}: {servers(cure)}" if num_servers(cure) > 1 else needs
@@ -634,11 +634,11 @@ def settings_row(settings: typed.Settings) -> dict[str, Value]:
     }
 
 
-def failure_row(failure: typed.Failure) -> dict[str, Value]:
+def failure_row(failure: typed.RecommendationFailure) -> dict[str, Value]:
     return {"gpu": failure["gpu"], "num_gpus": failure["num_gpus"], "reason": failure["reason"]}
 
 
-def answer_row(setting: str, answer: typed.Answer) -> dict[str, Value]:
+def answer_row(setting: str, answer: typed.RecommendationAnswer) -> dict[str, Value]:
     return {
         "setting": setting,
         "value": answer["value"],

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kvplan.core.errors import EnvironmentProblem
 from kvplan.core.table import csv_text
-from kvplan.simulate.runs import Served
+from kvplan.simulate.runs import ServedRequests
 
 NAMES: Final = (
     "number", "arrival_s", "admitted_s", "first_token_s", "ended_s", "prompt_tokens", "output_tokens",
@@ -17,7 +17,7 @@ PIECE: Final = 50_000  # rows
 FORMATS: Final = {".csv": "csv", ".parquet": "parquet"}
 
 
-def columns(served: Served) -> tuple[Any, ...]:
+def columns(served: ServedRequests) -> tuple[Any, ...]:
     """Arrays in the order of NAMES."""
     records = served.records
     return (
@@ -34,19 +34,19 @@ def require_parquet() -> None:
         )
 
 
-def written(served: Served, form: str) -> Iterator[bytes]:
+def written(served: ServedRequests, form: str) -> Iterator[bytes]:
     """Yield the file's bytes, piece by piece."""
     return as_parquet(served) if form == "parquet" else as_csv(served)
 
 
-def as_csv(served: Served) -> Iterator[bytes]:
+def as_csv(served: ServedRequests) -> Iterator[bytes]:
     yield csv_text([NAMES]).encode()
     rows = zip(*columns(served), strict=True)
     while piece := list(islice(rows, PIECE)):
         yield csv_text(piece).encode()
 
 
-def as_parquet(served: Served) -> Iterator[bytes]:
+def as_parquet(served: ServedRequests) -> Iterator[bytes]:
     """A row group per piece; times as float64, counts as int64."""
     import io
 

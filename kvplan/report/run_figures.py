@@ -40,7 +40,7 @@ from kvplan.report.sheets import (
     panel_title,
     svg,
 )
-from kvplan.servers.logs.measurement import Row
+from kvplan.servers.logs.measurement import ComponentRow
 
 # Stacked from the bottom in this order, each from the stage in which it is allocated.
 ALLOCATED_IN = {"context": "", "weights": "weights", "buffers": "weights", "kv_cache": "pool", "cuda_graphs": "graphs"}
@@ -274,7 +274,7 @@ def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
     return figure
 
 
-def measured_parts(rows: Iterable[Row]) -> dict[str, int]:
+def measured_parts(rows: Iterable[ComponentRow]) -> dict[str, int]:
     """Measured bytes of the components with their own color, and of all others together."""
     sizes = {row.component: max(0, row.size) for row in rows}
     parts = {name: sizes.pop(name, 0) for name in ("weights", "kv_cache", "context", "cuda_graphs")}

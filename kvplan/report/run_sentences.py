@@ -8,7 +8,7 @@ from kvplan.measure.reconcile import Reconciliation, sums
 from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import BASELINES, Run
 from kvplan.report.run_record import having, memory_key, number, numbers, reading, usable_blocks
-from kvplan.servers.logs.measurement import Row
+from kvplan.servers.logs.measurement import ComponentRow
 
 
 def answer(run: Run, model: str, device: str, memory: Reconciliation | None, tables: dict[str, Table]) -> str:
@@ -42,7 +42,7 @@ def accuracy(memory: Reconciliation) -> str:
     )
 
 
-def deviation(row: Row) -> str:
+def deviation(row: ComponentRow) -> str:
     """Difference between predicted and measured bytes, with the tables' sign: "exact", "3 MiB (0.3 %) above"."""
     if row.error is None or row.relative is None:
         return "not comparable"

@@ -7,7 +7,7 @@ from typing import Any
 from kvplan.core.table import BY_ROW, UNIT, Column, Table, Value
 from kvplan.measure.reconcile import Reconciliation
 from kvplan.measure.run_capacity import baselines, fragmentation
-from kvplan.measure.run_types import Sample, Served
+from kvplan.measure.run_types import Sample, ServedFigures
 from kvplan.measure.rundir import Run
 from kvplan.measure.techniques import savings
 from kvplan.report.run_record import Stage, number, numbers
@@ -107,14 +107,14 @@ def allocators_table(run: Run) -> Table:
         Column("seconds", "s"),
     )  # fmt: skip
     results = run.results
-    served: list[tuple[str, Served]] = [(run.engine.get("allocator", "paged"), results)]
+    served: list[tuple[str, ServedFigures]] = [(run.engine.get("allocator", "paged"), results)]
     served += [(str(other.get("allocator")), other) for other in baselines(results)]
     rows = tuple(allocator_row(run, name, figures) for name, figures in served)
     title = " and ".join(name for name, _ in served).capitalize()
     return Table("allocators", title, columns, rows if len(rows) > 1 else ())
 
 
-def allocator_row(run: Run, name: str, results: Served) -> tuple[Value, ...]:
+def allocator_row(run: Run, name: str, results: ServedFigures) -> tuple[Value, ...]:
     fragments = fragmentation(run, results)
     return (
         name,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from kvplan.core.table import FACTS, Markdown, Table, Value, as_objects, markdown_text
 from kvplan.documents.report import ReportDocument, RunObject
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import line
 from kvplan.report.page import Block, folded, heading, page
 from kvplan.report.run_data import ReportData, RunData
@@ -15,9 +15,9 @@ BELOW = {"memory": ("memory", "sums"), "stages": ("over_time", "kv", "throughput
 FOLDED = ("timeline", *FACTS)  # collapsed in Markdown
 
 
-def shapes(data: ReportData) -> Answer:
+def shapes(data: ReportData) -> CommandAnswer:
     """The report in every format except HTML, which has figures; its screen is the Markdown page."""
-    return Answer(
+    return CommandAnswer(
         lambda _: [line(text) for text in page(report_page(data)).split("\n")],
         lambda: report_document(data),
         lambda: report_table(data),

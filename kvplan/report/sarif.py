@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from kvplan.core.files import printable
-from kvplan.policy.result import RULES, CheckResult, Failure, Finding
+from kvplan.policy.result import RULES, CheckFailure, CheckResult, Finding
 from kvplan.report.github import repository_path
 
 Document = dict[str, Any]
@@ -32,7 +32,7 @@ def sarif(result: CheckResult) -> Document:
     return _log({"executionSuccessful": True, "toolExecutionNotifications": _notifications(result)}, results)
 
 
-def failure_sarif(failure: Failure) -> Document:
+def failure_sarif(failure: CheckFailure) -> Document:
     """A failed run with a notification for each error; no results, because nothing was judged."""
     invocation = {
         "executionSuccessful": False,
@@ -42,7 +42,7 @@ def failure_sarif(failure: Failure) -> Document:
     return _log(invocation, [])
 
 
-def notification(failure: Failure) -> Document:
+def notification(failure: CheckFailure) -> Document:
     mark = failure.mark
     region = {} if mark is None else {"region": {"startLine": mark.line, "startColumn": mark.column}}
     return {

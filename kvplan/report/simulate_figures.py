@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from kvplan.report.sheets import HEX, NARROW, TEXT, WIDER, Sheet, count_axis, legend, new_figure, panel_title, svg
 from kvplan.report.sheets import SETTINGS as PAGE_SETTINGS
 from kvplan.report.simulate_text import title
-from kvplan.simulate.outcome import Answer, Variant
+from kvplan.simulate.outcome import SimulationAnswer, Variant
 from kvplan.simulate.timeline import LEVELS
 
 SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
@@ -46,7 +46,7 @@ class Panel:
     span: tuple[float, float] | None = None
 
 
-def panels(answer: Answer) -> tuple[Panel, ...]:
+def panels(answer: SimulationAnswer) -> tuple[Panel, ...]:
     variants = answer.variants
     both = tuple(
         Series(f"{variant.name}, {what}", level(variant, what))
@@ -86,7 +86,7 @@ def by_time(variant: Variant) -> tuple[tuple[float, float], ...]:
     return tuple((wait, (rank + 1) / len(waits)) for rank, wait in enumerate(waits))
 
 
-def drawn(answer: Answer, format: str) -> bytes:
+def drawn(answer: SimulationAnswer, format: str) -> bytes:
     """Render the picture as a PNG or SVG file."""
     with mpl.rc_context(SETTINGS):
         figure = Figure(figsize=(10.5, 10.5), layout="constrained", facecolor="white")
@@ -100,7 +100,7 @@ def drawn(answer: Answer, format: str) -> bytes:
     return buffer.getvalue()
 
 
-def sheets(answer: Answer) -> tuple[tuple[str, str], ...]:
+def sheets(answer: SimulationAnswer) -> tuple[tuple[str, str], ...]:
     """(sheet's name, SVG) of the picture for a wide page and a phone, in the page's own colors and font."""
     drawn_sheets = []
     with mpl.rc_context(PAGE_SETTINGS):

@@ -14,7 +14,7 @@ from kvplan.planning.users import num_gpus
 from kvplan.report import formats
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bold
-from kvplan.simulate.outcome import Answer, Variant
+from kvplan.simulate.outcome import SimulationAnswer, Variant
 from kvplan.simulate.records import Metric
 from kvplan.simulate.result import Result, Spread
 from kvplan.simulate.runs import Run
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvplan.documents import simulation as typed
     from kvplan.report.drawing import Figure
 
-Row = tuple[str, list[str]]
+VariantRow = tuple[str, list[str]]
 
 
 def duration(seconds: float) -> str:
@@ -56,16 +56,16 @@ def percent(share: float) -> str:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def rows(answer: Answer) -> list[Row]:
+def rows(answer: SimulationAnswer) -> list[VariantRow]:
     """(label, its text for each variant)."""
     return [*load_rows(answer), *time_rows(answer), *promise_rows(answer)]
 
 
-def each(answer: Answer, what: str, text: Callable[[Result], str]) -> Row:
+def each(answer: SimulationAnswer, what: str, text: Callable[[Result], str]) -> VariantRow:
     return what, [text(variant.result) for variant in answer.variants]
 
 
-def load_rows(answer: Answer) -> list[Row]:
+def load_rows(answer: SimulationAnswer) -> list[VariantRow]:
     """Requests and the cache."""
     row, first = partial(each, answer), next((run.result for run in answer.variants if run.result.tiers), None)
     tiers = [
@@ -89,7 +89,7 @@ def load_rows(answer: Answer) -> list[Row]:
     ]
 
 
-def time_rows(answer: Answer) -> list[Row]:
+def time_rows(answer: SimulationAnswer) -> list[VariantRow]:
     """Latencies and rates."""
     row = partial(each, answer)
 
@@ -115,7 +115,10 @@ def time_rows(answer: Answer) -> list[Row]:
         return likely if low == high else f"{likely} ({low:,.0f}-{high:,.0f})"
 
     has_tiers = any(variant.result.tiers for variant in answer.variants)
-    saved: Row = ("time to first token saved, mean", [saved_text(answer, variant) for variant in answer.variants])
+    saved: VariantRow = (
+        "time to first token saved, mean",
+        [saved_text(answer, variant) for variant in answer.variants],
+    )
     return [
         row("time to first token p50 / p90 / p99", spread("ttft")),
         row("  likely range", between("ttft")),
@@ -132,9 +135,9 @@ def time_rows(answer: Answer) -> list[Row]:
     ]
 
 
-def promise_rows(answer: Answer) -> list[Row]:
+def promise_rows(answer: SimulationAnswer) -> list[VariantRow]:
     """Rejected requests, targets, and the largest load that meets them."""
-    table_rows: list[Row] = []
+    table_rows: list[VariantRow] = []
     if any(variant.result.rejected or variant.result.failed for variant in answer.variants):
         table_rows.append(each(answer, "rejected (prompt too long)", lambda run: f"{run.rejected + run.failed:,}"))
     for number, promise in enumerate(answer.promises):
@@ -169,7 +172,7 @@ def goodput(variant: Variant) -> float | None:
     return variant.good / variant.result.seconds if variant.result.seconds else 0.0
 
 
-def verdict_line(answer: Answer) -> str:
+def verdict_line(answer: SimulationAnswer) -> str:
     """The answer in a sentence: whether the targets are met, or without targets the latency."""
     main = answer.variants[0]
     if main.result.queue_grows and not any(outcome.verdict == "broken" for outcome in main.outcomes):
@@ -196,7 +199,7 @@ def promise_text(outcome: Kept) -> str:
     return f"{outcome.promise.name} is {span(outcome.low, outcome.high)} (target {limit_text(outcome)})"
 
 
-def best_load(answer: Answer, main: Variant) -> str:
+def best_load(answer: SimulationAnswer, main: Variant) -> str:
     largest = main.largest
     if largest is None:
         return ""
@@ -206,13 +209,13 @@ def best_load(answer: Answer, main: Variant) -> str:
     return f" The targets are likely met up to {load} {'users' if answer.by_users else 'requests/s'}."
 
 
-def queue_grows(answer: Answer) -> str:
+def queue_grows(answer: SimulationAnswer) -> str:
     run = answer.variants[0].result
     come, served = (rate_text(float(f"{rate:.3g}")) for rate in (run.arrival_rate or 0.0, run.requests_per_s))
     return f"Overloaded: {come} requests/s arrive, {served} are served; the queue keeps growing."
 
 
-def figures_line(answer: Answer) -> str:
+def figures_line(answer: SimulationAnswer) -> str:
     run, ranges = answer.variants[0].result, answer.ranges
     first, slowest, token = (
         f"{name} {ranged(value, *ranges.time(metric, value))}"
@@ -237,7 +240,7 @@ def ranged(value: float, low: float, high: float) -> str:
     return f"{span(value, value, of=high)} ({span(low, high)})"
 
 
-def ttft_saved(answer: Answer, variant: Variant) -> float | None:
+def ttft_saved(answer: SimulationAnswer, variant: Variant) -> float | None:
     """Mean reduction of the time to first token by the tiers, in seconds, or None for a run without them."""
     without = next((other.result for other in answer.variants if other.name == "without tiers"), None)
     if without is None or not variant.result.tiers:
@@ -245,7 +248,7 @@ def ttft_saved(answer: Answer, variant: Variant) -> float | None:
     return without.times["ttft"].mean - variant.result.times["ttft"].mean
 
 
-def saved_text(answer: Answer, variant: Variant) -> str:
+def saved_text(answer: SimulationAnswer, variant: Variant) -> str:
     saved = ttft_saved(answer, variant)
     if saved is None:
         return "-"
@@ -271,7 +274,7 @@ def span(low: float, high: float, of: float | None = None) -> str:
     return f"{'-'.join(f'{end * scale:,.{digits}f}' for end in ends)} {unit}"
 
 
-def rate_range(answer: Answer, run: Result, value: float) -> tuple[float, float]:
+def rate_range(answer: SimulationAnswer, run: Result, value: float) -> tuple[float, float]:
     """(low, high) of a rate; if the server keeps up with arrivals, the rate is theirs."""
     if not answer.by_users and run.arrival_rate is not None and run.requests_per_s >= 0.95 * run.arrival_rate:
         return value, value
@@ -303,14 +306,14 @@ def load_text(load: float, *, users: bool) -> str:
     return f"{load:,.0f}" if users else rate_text(float(f"{load:.3g}"))
 
 
-def title(answer: Answer) -> str:
+def title(answer: SimulationAnswer) -> str:
     request, plan = answer.plan.request, answer.plan
     count = num_gpus(plan)
     where = request.gpu.name if count == 1 else f"{count} x {request.gpu.name}"
     return f"{request.spec.name} on {where}, {plan.capacity.max_model_len:,} tokens: {answer.load}"
 
 
-def facts(answer: Answer) -> list[tuple[str, str]]:
+def facts(answer: SimulationAnswer) -> list[tuple[str, str]]:
     plan, settings = answer.plan, answer.plan.settings
     pool = (
         f"{plan.capacity.num_blocks:,} blocks of {plural(plan.pool.block_size, 'token')}, "
@@ -322,13 +325,13 @@ def facts(answer: Answer) -> list[tuple[str, str]]:
     return [("Pool", pool), ("Step", answer.step_time), *zip(("Range", ""), like, strict=False)]
 
 
-def figures_table(answer: Answer) -> Table:
+def figures_table(answer: SimulationAnswer) -> Table:
     """A row per figure, a column per variant."""
     names = ["", *(variant.name for variant in answer.variants)]
     return Table.of(names, ([what, *texts] for what, texts in rows(answer)))
 
 
-def lines(answer: Answer) -> list[Part]:
+def lines(answer: SimulationAnswer) -> list[Part]:
     return [
         line(verdict_line(answer), "bold"),
         line(title(answer)),
@@ -342,8 +345,8 @@ def lines(answer: Answer) -> list[Part]:
 # --- other forms ------------------------------------------------------------------------------------------------------
 
 
-def shapes(answer: Answer, figures: Callable[[], Sequence[Figure]] = tuple) -> formats.Answer:
-    return formats.Answer(
+def shapes(answer: SimulationAnswer, figures: Callable[[], Sequence[Figure]] = tuple) -> formats.CommandAnswer:
+    return formats.CommandAnswer(
         lambda _: lines(answer),
         lambda: document(answer),
         lambda: metrics_table(answer),
@@ -353,7 +356,7 @@ def shapes(answer: Answer, figures: Callable[[], Sequence[Figure]] = tuple) -> f
     )
 
 
-def page(answer: Answer) -> list[Block]:
+def page(answer: SimulationAnswer) -> list[Block]:
     below = "\n".join(f"{name}: {markdown_text(text)}  " for name, text in facts(answer))
     return [
         bold(verdict_line(answer)),
@@ -363,7 +366,7 @@ def page(answer: Answer) -> list[Block]:
     ]
 
 
-def metrics_table(answer: Answer) -> Table:
+def metrics_table(answer: SimulationAnswer) -> Table:
     """A row per figure and variant."""
     return Table.of(
         ("variant", "metric", "value"),
@@ -376,7 +379,7 @@ def metrics_table(answer: Answer) -> Table:
     )
 
 
-def document(answer: Answer) -> typed.SimulationDocument:
+def document(answer: SimulationAnswer) -> typed.SimulationDocument:
     """Build kvplan/simulation@1."""
     plan = answer.plan
     return {
@@ -402,7 +405,7 @@ def document(answer: Answer) -> typed.SimulationDocument:
     }
 
 
-def result_document(answer: Answer, variant: Variant) -> typed.Variant:
+def result_document(answer: SimulationAnswer, variant: Variant) -> typed.Variant:
     run, largest = variant.result, variant.largest
     return {
         "name": variant.name,
@@ -463,7 +466,7 @@ def result_document(answer: Answer, variant: Variant) -> typed.Variant:
     }
 
 
-def _spread(answer: Answer, metric: Metric, run: Result) -> typed.Spread:
+def _spread(answer: SimulationAnswer, metric: Metric, run: Result) -> typed.Spread:
     times, ranges = run.times[metric], answer.ranges
     return {
         "mean": times.mean,

@@ -10,10 +10,10 @@ from typing import Any
 from kvplan.core.files import printable
 from kvplan.core.table import Markdown, Table
 from kvplan.core.units import format_bytes, format_gib, plural
-from kvplan.planning.sweep import Grid, Row
+from kvplan.planning.sweep import Grid, SweepRow
 from kvplan.report.console import format_kib
 from kvplan.report.drawing import Figure, bars
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bold
 from kvplan.servers.base import terms_of
@@ -22,7 +22,7 @@ SWEEP = "kvplan/sweep@1"
 MOST_REASONS = 1_000  # distinct reasons to count
 SHOWN_REASONS = 3
 
-Key = Callable[[Row], tuple[Any, ...]]
+Key = Callable[[SweepRow], tuple[Any, ...]]
 
 
 # --- part by part -----------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[SweepRow]) -> None:
         for row in rows:
             if row.fits:
                 self.fitting += 1
@@ -66,10 +66,10 @@ def json_head(prices: str | None, *, pareto: bool) -> str:
     return json.dumps(head)[:-1] + ', "rows": ['
 
 
-def json_rows(rows: Iterable[Row], *, first: bool) -> str:
+def json_rows(rows: Iterable[SweepRow], *, first: bool) -> str:
     """One line per row; `first`: no row precedes."""
     encode = json.JSONEncoder(allow_nan=False).encode
-    lines = [encode(dict(zip(Row._fields, row, strict=True))) for row in rows]
+    lines = [encode(dict(zip(SweepRow._fields, row, strict=True))) for row in rows]
     if not lines:
         return ""
     return ("\n" if first else ",\n") + ",\n".join(lines)
@@ -95,9 +95,9 @@ class Best:
 
     limit: int
     key: Key
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SweepRow] = field(default_factory=list)
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[SweepRow]) -> None:
         possible = [row for row in rows if row.is_possible]
         self.rows = heapq.nsmallest(self.limit, [*self.rows, *possible], key=self.key)
 
@@ -132,14 +132,14 @@ class Column:
 
     header: str
     field: str
-    text: Callable[[Row], str]
+    text: Callable[[SweepRow], str]
 
 
 def count(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def stored(row: Row) -> str:
+def stored(row: SweepRow) -> str:
     return row.quantization or "as stored"
 
 
@@ -180,7 +180,7 @@ def varying(grid: Grid) -> list[Column]:
     return [column for column in AXES if sizes.get(column.field, 1) > 1]
 
 
-def figures(row: Row, *, prices: bool) -> list[str]:
+def figures(row: SweepRow, *, prices: bool) -> list[str]:
     spread = "-"
     if row.fits and row.users_low is not None and row.users_high is not None:
         spread = f"{row.users_low:,}-{row.users_high:,}"
@@ -199,7 +199,7 @@ def figures(row: Row, *, prices: bool) -> list[str]:
     return [*texts, verdict(row)]
 
 
-def verdict(row: Row) -> str:
+def verdict(row: SweepRow) -> str:
     if not row.fits and row.refused_by is not None:
         return "does not start"
     if not row.fits:
@@ -215,7 +215,7 @@ def headers(*, prices: bool) -> list[str]:
     return ["KV per token", "weights", "GPUs", "users", "range", "per GPU", *cost, "fits"]
 
 
-def subject(grid: Grid, rows: Sequence[Row]) -> str:
+def subject(grid: Grid, rows: Sequence[SweepRow]) -> str:
     """What all rows have in common: "llama-3.1-8b on a100-80g at 32,768 tokens"."""
     first = grid.requests[0]
     models, gpus, contexts = grid.shape
@@ -232,7 +232,7 @@ def subject(grid: Grid, rows: Sequence[Row]) -> str:
     return text
 
 
-def headline(grid: Grid, rows: Sequence[Row], tally: Tally) -> str:
+def headline(grid: Grid, rows: Sequence[SweepRow], tally: Tally) -> str:
     fit = "fits" if tally.fitting == 1 else "fit"
     text = f"{tally.fitting:,} of {plural(tally.combinations, 'combination')} {fit}: {subject(grid, rows)}"
     return f"{text} {only_refusal(tally)}".strip()
@@ -249,7 +249,7 @@ class Shown:
     """The rows shown of a sweep, and a count of the others."""
 
     grid: Grid
-    rows: Sequence[Row]
+    rows: Sequence[SweepRow]
     tally: Tally
     left_out: int
     pareto: bool
@@ -277,11 +277,11 @@ class Shown:
         parts += [self.table] if self.rows else []
         return parts + [text.strip() for text in footer(self.tally, self.left_out, self.alike) if text]
 
-    def answer(self, document: Callable[[], Any]) -> Answer:
+    def answer(self, document: Callable[[], Any]) -> CommandAnswer:
         """The answer for formats that are not written row by row."""
-        rows = lambda: Table.of(Row._fields, self.rows)  # noqa: E731
+        rows = lambda: Table.of(SweepRow._fields, self.rows)  # noqa: E731
         servers = [row.engine for row in self.rows]
-        return Answer(lambda _: self.parts(), document, rows, self.page, self.figures, servers)
+        return CommandAnswer(lambda _: self.parts(), document, rows, self.page, self.figures, servers)
 
     def figures(self) -> list[Figure]:
         """Number of users that each of the rows serves."""

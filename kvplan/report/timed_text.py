@@ -11,7 +11,7 @@ from kvplan.core.units import plural
 from kvplan.planning.plan import Request, serve_command
 from kvplan.planning.users import num_gpus
 from kvplan.report.drawing import Figure, bars
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 from kvplan.report.recommend_text import LESS_PRECISE
@@ -290,8 +290,8 @@ def rows_table(doc: typed.TimedRecommendationDocument) -> Table:
     return Table.of((*COLUMNS, *names, *ends, "changes"), rows)
 
 
-def shapes(doc: typed.TimedRecommendationDocument, limit: int) -> Answer:
-    return Answer(
+def shapes(doc: typed.TimedRecommendationDocument, limit: int) -> CommandAnswer:
+    return CommandAnswer(
         lambda _: lines(doc, limit),
         lambda: doc,
         lambda: rows_table(doc),

@@ -13,7 +13,7 @@ from kvplan.core.table import Table, Value
 from kvplan.core.units import GIB, plural
 from kvplan.planning.plan import Request, plan, serve_command
 from kvplan.report.drawing import Figure, bars
-from kvplan.report.formats import Answer
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Paragraph, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 from kvplan.report.simulate_text import duration, percent, rate_text
@@ -380,8 +380,8 @@ def rows_table(doc: typed.TuneDocument) -> Table:
     return Table.of((*COLUMNS, *turned, *names), rows)
 
 
-def shapes(doc: typed.TuneDocument, limit: int) -> Answer:
-    return Answer(
+def shapes(doc: typed.TuneDocument, limit: int) -> CommandAnswer:
+    return CommandAnswer(
         lambda _: lines(doc, limit),
         lambda: doc,
         lambda: rows_table(doc),

@@ -21,7 +21,7 @@ from kvplan.serve.cancellation import SHUTTING_DOWN, Cancellation
 from kvplan.serve.fields import ApiError
 from kvplan.serve.generation import Generation, started
 from kvplan.serve.intake import Intake, Made, Prepared
-from kvplan.serve.intake import Served as Served  # with which an Api is made
+from kvplan.serve.intake import ServedModel as ServedModel  # with which an Api is made
 from kvplan.serve.openapi import openapi
 from kvplan.serve.worker import Worker
 
@@ -32,7 +32,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Api:
     """HTTP handlers over one worker."""
 
-    def __init__(self, worker: Worker, served: Served) -> None:
+    def __init__(self, worker: Worker, served: ServedModel) -> None:
         self.worker, self.served = worker, served
         worker.end_token = served.template.end_token(worker.backend.tokenizer)
         self._intake = Intake(served, worker.backend.tokenizer, worker.backend.max_model_len)

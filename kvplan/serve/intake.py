@@ -36,7 +36,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """Served model and server settings.
 
     names     model names; responses and metrics use the first
@@ -73,7 +73,7 @@ class Intake:
     that those without a key hold up nobody with one.
     """
 
-    def __init__(self, served: Served, tokenizer: Any, max_model_len: int) -> None:
+    def __init__(self, served: ServedModel, tokenizer: Any, max_model_len: int) -> None:
         self._served, self._tokenizer, self._context = served, tokenizer, max_model_len
         longest = 1 if tokenizer is None else max(map(len, tokenizer.get_vocab()), default=1)
         self._most_chars = max_model_len * longest

@@ -15,7 +15,7 @@ DEFAULT: Final = "vllm"  # the server if none is named
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ReleaseChange:
     """A difference present in every release of a server from `since` on.
 
     read  releases whose wheels confirm it; empty: it rests only on logs, notes or issues
@@ -45,7 +45,7 @@ class Releases:
     oldest: Number
     newest: Number
     compared: tuple[tuple[int, ...], ...]
-    changes: Mapping[str, Change]
+    changes: Mapping[str, ReleaseChange]
     listed: bool = False
     builds: tuple[tuple[tuple[int, ...], tuple[int, int]], ...] = ()
 
@@ -134,7 +134,7 @@ class Version:
         changes = releases_of(self.engine).changes
         return change in changes and self.fields >= changes[change].since and change not in self.without
 
-    def since(self, other: "Version") -> dict[str, Change]:
+    def since(self, other: "Version") -> dict[str, ReleaseChange]:
         """Changes introduced after another release of the same server up to this one, oldest first."""
         between = {
             name: change
@@ -163,7 +163,7 @@ class Version:
         """True if vLLM's V0 engine runs."""
         return bool(self.first_engine) or ("v1" in releases_of(self.engine).changes and not self.has("v1"))
 
-    def lacks(self) -> list[Change]:
+    def lacks(self) -> list[ReleaseChange]:
         """Later changes, oldest first, if they are listed."""
         known = releases_of(self.engine)
         return [change for change in known.changes.values() if known.listed and self.fields < change.since]
@@ -184,7 +184,7 @@ def newest_of(engine: str) -> Version:
     return Version(releases_of(engine).newest, engine)
 
 
-def patches_of(release: Version) -> list[Change]:
+def patches_of(release: Version) -> list[ReleaseChange]:
     """Changes that came within a release's line, oldest first."""
     changes = releases_of(release.engine).changes.values()
     return sorted(

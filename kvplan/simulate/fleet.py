@@ -132,7 +132,7 @@ class Router(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ReplicaFailure:
     """Loss of a replica and its requests, from `start` for `seconds`."""
 
     replica: int
@@ -185,7 +185,7 @@ class Fleet:
     arrivals: Arrivals
     router: Router
     run_len: int | None = None
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ReplicaFailure, ...] = ()
     autoscale: Autoscale | None = None
     link: Link | None = None
     decode_router: Router | None = None
@@ -424,7 +424,7 @@ class Fleet:
         if not self.sizes or self.sizes[-1][1] != count:
             self.sizes.append((time, count))
 
-    def _fail(self, failure: Failure, time: float) -> None:
+    def _fail(self, failure: ReplicaFailure, time: float) -> None:
         if failure.replica >= len(self.replicas):
             return
         replica = self.replicas[failure.replica]

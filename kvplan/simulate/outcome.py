@@ -29,7 +29,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SimulationAnswer:
     """Complete result of `simulate`; the first variant is the requested one."""
 
     plan: Plan
@@ -46,7 +46,7 @@ class Answer:
 class FleetAnswer:
     """Result of a fleet simulation: figures as if of one server, and those of its replicas."""
 
-    total: Answer  # its variant's run is that of the first replica
+    total: SimulationAnswer  # its variant's run is that of the first replica
     result: FleetResult
     fleet: Fleet
     router: RouterName

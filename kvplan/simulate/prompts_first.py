@@ -75,7 +75,7 @@ class Live:
 
 
 @dataclass(slots=True)
-class Step:
+class BatchStep:
     """A batch in flight: decode, or prefill; goes_on: the request whose prompt continues in the next chunk."""
 
     members: list[Live]
@@ -185,8 +185,8 @@ class PromptsFirst:
         self._is_full = False
         self._num_passes = 0  # scheduling passes with waiting requests
         self._goes_on: Live | None = None  # request whose prompt continues in the next chunk
-        self._last: Step | None = None
-        self._in_flight: deque[Step] = deque()
+        self._last: BatchStep | None = None
+        self._in_flight: deque[BatchStep] = deque()
         self._rows: dict[Live, None] = {}
         self._unfinished: dict[Sequence, Live] = {}
 
@@ -315,7 +315,7 @@ class PromptsFirst:
         rows = self.limits.max_running - len(self._rows) + num_held
         return min(self.limits.max_running - len(self._decoding), rows)
 
-    def _prefill(self) -> Step | None:
+    def _prefill(self) -> BatchStep | None:
         if not self._decoding:
             self._is_full = False
         if (self._is_full or not self.waiting) and self._goes_on is None:
@@ -395,8 +395,8 @@ class PromptsFirst:
         budget.take(length, answer)
         return verdict
 
-    def _launch_prefill(self, admitted: list[Live]) -> Step:
-        step = Step(admitted, True, self._goes_on)
+    def _launch_prefill(self, admitted: list[Live]) -> BatchStep:
+        step = BatchStep(admitted, True, self._goes_on)
         spare = self.limits.page_size * len(admitted) if self.limits.page_size > 1 else 0
         self.blocks.make(sum([live.end - live.prefix for live in admitted]) + spare)
         for live in admitted:
@@ -415,7 +415,7 @@ class PromptsFirst:
         self.prefix_cache_stats.count(live.seq, len(live.tokens), live.prefix)
         (batch.resumed if live.seq.num_preemptions else batch.new).append(live.seq)
 
-    def _decode(self) -> Step | None:
+    def _decode(self) -> BatchStep | None:
         """Schedule one token of every running request (update_running_batch)."""
         before = len(self._decoding)
         ahead = set(self._in_flight[0].members) if self.limits.overlap and self._in_flight else set()
@@ -424,7 +424,7 @@ class PromptsFirst:
         if not self._decoding:
             self._is_full = False
             return None
-        step = Step([], False)
+        step = BatchStep([], False)
         if self.blocks.make(self.blocks.needs(self._decoding)):
             least = self.first_ratio * LEAST_RATIO
             self.ratio = max(self.ratio - (self.first_ratio - least) / DECAY_STEPS, least)
@@ -443,7 +443,7 @@ class PromptsFirst:
         step.batch.samples = list(step.batch.num_tokens)
         return step if step.members else None
 
-    def _retract(self, step: Step) -> None:
+    def _retract(self, step: BatchStep) -> None:
         """Retract requests, shortest output first, until the others can continue (retract_decode)."""
         order = sorted(self._decoding, key=lambda live: (live.num_output, -live.num_prompt), reverse=True)
         is_first = True

@@ -10,7 +10,7 @@ from kvplan.simulate.unshared import Unshared
 Run = Simulation | Unshared
 
 
-class Served(Protocol):
+class ServedRequests(Protocol):
     """Records and counts of a run or a fleet."""
 
     @property

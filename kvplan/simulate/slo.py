@@ -9,7 +9,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import parse_duration, parse_fraction
 from kvplan.simulate.ranges import Ranges, Verdict, verdict
 from kvplan.simulate.records import METRICS, Metric, percentile
-from kvplan.simulate.runs import Served
+from kvplan.simulate.runs import ServedRequests
 
 OPTION = "--slo"
 FORMS = "metrics are ttft, tpot, queue, latency (p99, or e.g. ttft.p95=2s) and preempt<1%"
@@ -30,7 +30,7 @@ class Promise:
     def name(self) -> str:
         return "preempted" if self.metric is None else f"{self.metric} p{self.share * 100:g}"
 
-    def value(self, simulation: Served, skipped: int) -> float | None:
+    def value(self, simulation: ServedRequests, skipped: int) -> float | None:
         """Return the value over the judged requests, or None if the percentile is a request that was not served.
 
         A refused request (too long for the context or the pool) misses every target.
@@ -48,7 +48,7 @@ class Promise:
         return (sum(count > 0 for count in judged) + refused) / (len(judged) + refused)
 
 
-def refused_requests(simulation: Served) -> int:
+def refused_requests(simulation: ServedRequests) -> int:
     return simulation.counts.rejected + simulation.counts.failed
 
 
@@ -103,7 +103,7 @@ def parse_promise(part: str) -> Promise:
 
 
 def outcomes(
-    promises: tuple[Promise, ...], simulation: Served, skipped: int, ranges: Ranges | None = None
+    promises: tuple[Promise, ...], simulation: ServedRequests, skipped: int, ranges: Ranges | None = None
 ) -> tuple[Kept, ...]:
     """Return each target with the run's value; without ranges a value counts as exact."""
     return tuple(kept_promise(promise, promise.value(simulation, skipped), ranges) for promise in promises)
@@ -115,7 +115,7 @@ def kept_promise(promise: Promise, value: float | None, ranges: Ranges | None) -
     return Kept(promise, value, *ranges.time(promise.metric, value))
 
 
-def good_requests(promises: tuple[Promise, ...], simulation: Served, skipped: int) -> int:
+def good_requests(promises: tuple[Promise, ...], simulation: ServedRequests, skipped: int) -> int:
     """Return the number of judged requests that meet every latency target individually (goodput).
 
     A response of one token meets any TPOT target.
@@ -146,7 +146,7 @@ class Broken:
         self._missed = [0] * len(promises)
         self._seen = 0
 
-    def __call__(self, simulation: Served) -> bool:
+    def __call__(self, simulation: ServedRequests) -> bool:
         records = simulation.records
         while self._seen < len(records):
             row, self._seen = self._seen, self._seen + 1
@@ -171,7 +171,7 @@ def _rank(judged: int, promise: Promise) -> int:
     return max(1, -(-judged * round(promise.share * 10_000) // 10_000))
 
 
-def _misses(promise: Promise, simulation: Served, row: int) -> bool:
+def _misses(promise: Promise, simulation: ServedRequests, row: int) -> bool:
     records = simulation.records
     match promise.metric:
         case None:

@@ -159,14 +159,14 @@ def up_to(highest: float) -> Iterator[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TokenTimes:
     """Seconds per output token, and to the first token without queueing."""
 
     tpot: float
     first: float
 
 
-def step(the_plan: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:
+def step(the_plan: Plan, times: StepTime, means: Means, count: float, computed: float) -> TokenTimes:
     """Return the mean step times while `count` requests decode."""
     if is_prompts_first(the_plan):
         return alternating(the_plan, times, means, count, computed)
@@ -177,7 +177,7 @@ def step(the_plan: Plan, times: StepTime, means: Means, count: float, computed: 
     mixed = times.seconds(work(the_plan, means, count, max(computed / chunks, per_step), computed))
     plain = times.seconds(work(the_plan, means, count, 0.0, computed)) if share < 1.0 else 0.0
     first = chunks * mixed + taken_in(times, means) + delay(times)
-    return Step(share * mixed + (1 - share) * plain, first)
+    return TokenTimes(share * mixed + (1 - share) * plain, first)
 
 
 def taken_in(times: StepTime, means: Means) -> float:
@@ -199,7 +199,7 @@ def is_prompts_first(the_plan: Plan) -> bool:
     return abilities_of(the_plan.request.release.engine).prompts_first is not None
 
 
-def alternating(the_plan: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:
+def alternating(the_plan: Plan, times: StepTime, means: Means, count: float, computed: float) -> TokenTimes:
     """Return the mean step times if prefill has full steps of its own, in which no request decodes."""
     chunk = float(the_plan.settings.max_num_batched_tokens)
     prefill = times.seconds(work(the_plan, means, 0.0, chunk, computed))
@@ -207,7 +207,7 @@ def alternating(the_plan: Plan, times: StepTime, means: Means, count: float, com
     plain = times.seconds(work(the_plan, means, count, 0.0, computed))
     first = max(1.0, computed / chunk) * times.seconds(work(the_plan, means, 0.0, min(chunk, computed), computed))
     first += taken_in(times, means) + delay(times)
-    return Step(plain + prefill * per_step / chunk, first)
+    return TokenTimes(plain + prefill * per_step / chunk, first)
 
 
 def work(the_plan: Plan, means: Means, count: float, prompt: float, computed: float) -> StepWork:

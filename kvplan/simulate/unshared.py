@@ -69,7 +69,7 @@ class Live:
 
 
 @dataclass(slots=True)
-class Step:
+class ScheduledStep:
     """A scheduled batch: its work, and the requests that get their first and their last token from it."""
 
     work: StepWork
@@ -181,7 +181,7 @@ class Unshared:
     _waiting: deque[Live] = field(default_factory=deque)
     _running: list[Live] = field(default_factory=list)
     _reading: Live | None = None  # request in chunked prefill: the last one admitted
-    _pending: Step | None = None
+    _pending: ScheduledStep | None = None
     _number: int = 0  # number of the last scheduled step
     _admissions: int = 0
     _decoding: int = 0  # number of decoding requests; _read: their computed tokens
@@ -297,7 +297,7 @@ class Unshared:
         elif not step.work.num_tokens:
             self._pending = None
 
-    def _schedule(self) -> Step:
+    def _schedule(self) -> ScheduledStep:
         number, size, pool = self._number, self._size, self._pool
         while self._agenda and self._agenda[0] <= number:
             heappop(self._agenda)
@@ -328,7 +328,7 @@ class Unshared:
                 self._plan_growth(seq)
         self._read += self._decoding
         self._stored += self._decoding
-        step = Step(StepWork())
+        step = ScheduledStep(StepWork())
         count = self._decoding
         load = [count, count, count, self._read, self._read, 0, 0, 0]
         if reading is not None:
@@ -342,13 +342,13 @@ class Unshared:
         self._seal(step, load)
         return step
 
-    def _seal(self, step: Step, load: list[int]) -> None:
+    def _seal(self, step: ScheduledStep, load: list[int]) -> None:
         if len(step.lasts) > 1:
             step.lasts.sort(key=_order)
         tokens, samples, seqs, read, pairs, prompts, prompt_tokens, own = load
         step.work = StepWork(tokens, samples, seqs, (read,), (pairs,), prompts, prompt_tokens, (own,))
 
-    def _finish(self, lasts: list[Live], step: Step) -> None:
+    def _finish(self, lasts: list[Live], step: ScheduledStep) -> None:
         """Remove the requests that get their last token in this step from the decoding ones."""
         for seq in lasts:
             seq.state = "ending"
@@ -357,7 +357,7 @@ class Unshared:
             seq.computed = seq.length - 1
         step.lasts += lasts
 
-    def _compute(self, seq: Live, part: int, load: list[int], step: Step) -> None:
+    def _compute(self, seq: Live, part: int, load: list[int], step: ScheduledStep) -> None:
         """Compute `part` of a sequence's known tokens."""
         start, number = seq.computed, self._number
         end = seq.computed = start + part
@@ -402,7 +402,7 @@ class Unshared:
         else:
             there.append(seq)
 
-    def _admit(self, budget: int, load: list[int], step: Step) -> None:
+    def _admit(self, budget: int, load: list[int], step: ScheduledStep) -> None:
         waiting, running, pool, config = self._waiting, self._running, self._pool, self.config
         while waiting and budget and len(running) < config.max_num_seqs:
             seq = waiting[0]
@@ -446,7 +446,7 @@ class Unshared:
             stats.requests += 1
             stats.queries += seq.known
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: ScheduledStep) -> None:
         """Advance the clock by a step and process its tokens."""
         work = step.work
         if work.num_tokens:
@@ -472,7 +472,7 @@ class Unshared:
 
     # --- a step for which there are too few blocks --------------------------------------------------------------
 
-    def _schedule_short(self, growing: list[Live], lasts: list[Live]) -> Step:
+    def _schedule_short(self, growing: list[Live], lasts: list[Live]) -> ScheduledStep:
         """Schedule sequences one by one, as the engine's scheduler does, preempting the last admitted."""
         number, size, pool = self._number, self._size, self._pool
         budget = self.config.max_num_batched_tokens
@@ -509,7 +509,7 @@ class Unshared:
             placed[seq] = part
             budget -= part
         # Decoding sequences that were placed compute a token; the others skip this step.
-        step, load = Step(StepWork()), [0, 0, 0, 0, 0, 0, 0, 0]
+        step, load = ScheduledStep(StepWork()), [0, 0, 0, 0, 0, 0, 0, 0]
         self._decoding = self._read = 0
         for seq in self._running:
             if seq.state != "decoding":
@@ -669,7 +669,7 @@ class Unshared:
         self.counts.jumped += steps
         self.counts.output_tokens += steps * count
         if is_late:
-            self._pending = Step(StepWork(count, count, count, (read,), (read,)), is_plain=True)
+            self._pending = ScheduledStep(StepWork(count, count, count, (read,), (read,)), is_plain=True)
 
     def _ahead(self, number: int) -> tuple[int, list[Live]] | None:
         """Return (last step of this kind, requests that begin a block in the next); None if that is of another kind."""

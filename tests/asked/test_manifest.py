@@ -11,7 +11,7 @@ import pytest
 
 from kvplan.asked import manifest, nodes
 from kvplan.asked.budget import MAX_EXPANDED, Budget
-from kvplan.asked.manifest import Served
+from kvplan.asked.manifest import ServedContainer
 from kvplan.asked.pasted import parse_container, read_command
 from kvplan.core.errors import UsageError
 from kvplan.servers.words.command import ServeCommand
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
 IMAGE = "vllm/vllm-openai:v0.33.0"
 
 
-def served(text: str) -> list[Served]:
+def served(text: str) -> list[ServedContainer]:
     return manifest.served(textwrap.dedent(text), "f.yaml")
 
 

@@ -18,7 +18,7 @@ import torch
 
 from engine.kernels.checks import need_supported
 from kvplan.core.errors import EnvironmentProblem
-from tests.support.compile_kernels import ARCHS, COLUMNS, ROOT, Row, jobs
+from tests.support.compile_kernels import ARCHS, COLUMNS, ROOT, CompiledKernel, jobs
 from tests.support.line_process import LineProcess
 from tests.support.parts import some
 
@@ -46,13 +46,13 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineProcess]:
     process.close()
 
 
-def compiled(compiler: LineProcess, job: str, arch: int) -> list[Row]:
+def compiled(compiler: LineProcess, job: str, arch: int) -> list[CompiledKernel]:
     answer = compiler.ask(f"{job} {arch}")
     assert "error" not in answer, answer["error"]
-    return [Row(**row) for row in answer["rows"]]
+    return [CompiledKernel(**row) for row in answer["rows"]]
 
 
-def faults(row: Row) -> list[str]:
+def faults(row: CompiledKernel) -> list[str]:
     """What keeps a kernel from running well, or at all."""
     problems = []
     if row.spills > 0:
@@ -156,7 +156,7 @@ print(json.dumps(counts))
 def test_programs_share_a_multiprocessors_registers_warps_and_memory(
     arch: int, config: str, registers: int, shared: int, programs: int
 ) -> None:
-    assert Row("", "", config, arch, registers, 0, shared, 900, "").programs == programs
+    assert CompiledKernel("", "", config, arch, registers, 0, shared, 900, "").programs == programs
 
 
 @pytest.mark.parametrize(("job", "arch"), [pair for pair in FP8_ON_SM_80 if pair not in WIDENED_ON_SM_80])
@@ -181,16 +181,16 @@ def test_float8_is_refused_below_8_9_only() -> None:
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
-        (Row("", "decode", "", 90, 96, 8, 0, 900, ""), "decode on sm_90: 8 bytes of registers spilled"),
+        (CompiledKernel("", "decode", "", 90, 96, 8, 0, 900, ""), "decode on sm_90: 8 bytes of registers spilled"),
         (
-            Row("", "decode", "", 89, 96, 0, 101_377, 900, ""),
+            CompiledKernel("", "decode", "", 89, 96, 0, 101_377, 900, ""),
             "decode on sm_89: 101377 bytes of shared memory, of 101376",
         ),
         (
-            Row("", "decode", "", 100, 4, 0, 0, 38, ""),
+            CompiledKernel("", "decode", "", 100, 4, 0, 0, 38, ""),
             "decode on sm_100: 4 registers and 38 instructions: nothing is computed",
         ),
     ],
 )
-def test_a_bad_kernel_is_seen(row: Row, fault: str) -> None:
+def test_a_bad_kernel_is_seen(row: CompiledKernel, fault: str) -> None:
     assert faults(row) == [fault]

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvplan.core.units import GIB
 from kvplan.measure.serverlog.compare import merged
-from kvplan.servers.logs.measurement import Row
+from kvplan.servers.logs.measurement import ComponentRow
 from tests.support.cli import Run, run
 from tests.support.server_logs import LLAMA_3090, Log, log, rows_of, unplanned
 
@@ -133,11 +133,11 @@ def test_a_quantised_log_of_another_checkpoint_is_not_compared(run: Run, log: Lo
 
 
 def test_what_depends_on_the_gpu_is_left_open() -> None:
-    same = Row("weights", "bytes", 5.0, 5.0, kind="exact")
-    first, other = (Row("blocks", "blocks", count, 7.0, kind="exact") for count in (6.0, 8.0))
+    same = ComponentRow("weights", "bytes", 5.0, 5.0, kind="exact")
+    first, other = (ComponentRow("blocks", "blocks", count, 7.0, kind="exact") for count in (6.0, 8.0))
     assert merged([(same, first), (same, other)], ["a", "b"]) == (
         same,
-        Row("blocks", "blocks", None, 7.0, why="depends on the GPU: 6 on a, 8 on b; add --gpu"),
+        ComponentRow("blocks", "blocks", None, 7.0, why="depends on the GPU: 6 on a, 8 on b; add --gpu"),
     )
 
 

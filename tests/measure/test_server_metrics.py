@@ -230,10 +230,10 @@ def test_what_is_no_servers_page_is_refused(page: str, fault: str) -> None:
 
 # --- fetching it ------------------------------------------------------------------------------------------------------
 
-Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
+Responder = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
-def say(body: bytes, status: int = 200, **headers: str) -> Answer:
+def say(body: bytes, status: int = 200, **headers: str) -> Responder:
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -299,7 +299,7 @@ def say_nothing(handler: http.server.BaseHTTPRequestHandler) -> None:
     handler.connection.recv(1)  # until the other side gives up
 
 
-PAGES: dict[str, Answer] = {
+PAGES: dict[str, Responder] = {
     "/metrics": say(VLLM_PAGE.encode()),
     "/moved": say(b"", 302, Location="/metrics"),
     "/round": say(b"", 307, Location="/round"),

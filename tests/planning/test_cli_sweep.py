@@ -14,7 +14,7 @@ import pytest
 
 from kvplan.asked.form import flag_of
 from kvplan.planning.grid import LISTS, SHORT_FLAGS
-from kvplan.planning.sweep import Row
+from kvplan.planning.sweep import SweepRow
 from tests.support.cli import Run, config_file, refused
 from tests.support.cli import run as run  # the fixture
 
@@ -173,7 +173,7 @@ def test_the_json_follows_its_schema(run: Run, prices: Path) -> None:
 def test_csv_and_json_hold_the_same(run: Run) -> None:
     rows = run(*LLAMA, "--format", "json").json["rows"]
     read = list(csv.DictReader(io.StringIO(run(*LLAMA, "--format", "csv").out)))
-    assert tuple(read[0]) == Row._fields
+    assert tuple(read[0]) == SweepRow._fields
     texts = {None: "", True: "true", False: "false"}
     for row, line in zip(rows, read, strict=True):
         assert line == {

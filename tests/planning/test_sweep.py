@@ -21,7 +21,7 @@ from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request
-from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, check_size, front_of, portable, unusable
+from kvplan.planning.sweep import Curves, Front, Grid, SweepRow, all_rows, check_size, front_of, portable, unusable
 from kvplan.report import sweep_figures
 from kvplan.servers.base import parse_engine
 from kvplan.servers.words.arguments import EngineArgs
@@ -51,7 +51,7 @@ def grid(**changes: Any) -> Grid:
     return replace(usual, **changes)
 
 
-def rows_of(combinations: Grid) -> list[Row]:
+def rows_of(combinations: Grid) -> list[SweepRow]:
     return [row for chunk in all_rows(combinations, jobs=1) for row in chunk]
 
 
@@ -238,10 +238,10 @@ def test_the_front_is_what_no_other_row_beats(figures: list[tuple[int, int, floa
     for number, row in enumerate(rows):
         front.offer(number, row)
 
-    def values(row: Row) -> tuple[float, ...]:
+    def values(row: SweepRow) -> tuple[float, ...]:
         return (row.max_model_len or 0, row.users_per_gpu or 0, row.users_per_dollar or 0)
 
-    def is_beaten(row: Row) -> bool:
+    def is_beaten(row: SweepRow) -> bool:
         mine = values(row)
         return any(
             all(theirs >= own for theirs, own in zip(values(other), mine, strict=True)) and values(other) != mine
@@ -272,7 +272,7 @@ def test_the_front_of_curves_falls_and_covers_every_point(curves: list[dict[int,
 # --- the figure -------------------------------------------------------------------------------------------------------
 
 
-def curves_of(combinations: Grid) -> tuple[Curves, list[Row]]:
+def curves_of(combinations: Grid) -> tuple[Curves, list[SweepRow]]:
     curves, rows = Curves(), rows_of(combinations)
     for row in rows:
         curves.offer(row)

@@ -18,7 +18,7 @@ from kvplan.cli.check import rendered_failure
 from kvplan.core.errors import InvalidInputError, Mark
 from kvplan.core.files import path_text
 from kvplan.documents.schema import document_schema
-from kvplan.policy.result import CHECK, Failure, figures_by_target
+from kvplan.policy.result import CHECK, CheckFailure, figures_by_target
 from tests.policy.test_policy_reports import NASTY, anything, read_command, rendered
 from tests.support.cli import Ran, Run
 from tests.support.cli import run as run  # the fixture
@@ -186,7 +186,7 @@ def test_a_report_of_an_earlier_check_does_not_stand_beside_one_that_failed(run:
 @settings(max_examples=100, deadline=None)
 @given(anything, anything.map(lambda path: path_text(Path(path))), st.booleans())
 def test_any_message_and_path_is_written_in_every_format_and_read_back(message: str, path: str, marked: bool) -> None:
-    failure = Failure(path, message, 2, Mark(path, 3, 4) if marked else None)
+    failure = CheckFailure(path, message, 2, Mark(path, 3, 4) if marked else None)
     assert json.loads(rendered_failure("json", failure))["message"] == message
     line = rendered_failure("github", failure).removesuffix("\n")
     assert line.isprintable()
@@ -194,5 +194,5 @@ def test_any_message_and_path_is_written_in_every_format_and_read_back(message: 
     (suite,) = JUnitXml.fromstring(rendered_failure("junit", failure).encode())
     assert suite.errors == 1
     assert read_sarif(rendered_failure("sarif", failure))["results"] == []
-    page = rendered(rendered_failure("markdown", Failure(path, NASTY + message, 2)))
+    page = rendered(rendered_failure("markdown", CheckFailure(path, NASTY + message, 2)))
     assert not set(page.tags) & {"a", "img", "script", "em", "code", "s"}

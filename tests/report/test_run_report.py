@@ -26,7 +26,7 @@ from kvplan.report.run_figures import rates, run_drawings, stacked, thinned
 from kvplan.report.run_html import report_html
 from kvplan.report.run_record import memory_key, reading
 from kvplan.report.run_text import shapes
-from kvplan.servers.logs.measurement import Row
+from kvplan.servers.logs.measurement import ComponentRow
 from tests.support.cli import Run, refused, run
 from tests.support.parts import some
 from tests.support.recorded_runs import (
@@ -245,7 +245,7 @@ def test_the_answer_says_what_fits_and_how_far_the_prediction_was_off(tmp_path: 
     ],
 )
 def test_a_deviation_has_the_sign_of_the_tables_error(predicted: int | None, measured: int, words: str) -> None:
-    assert run_sentences.deviation(Row("weights", "bytes", predicted, measured)) == words
+    assert run_sentences.deviation(ComponentRow("weights", "bytes", predicted, measured)) == words
 
 
 # --- what the numbers are ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import uvicorn
 
 from engine.config import EngineConfig
 from kvplan.core.errors import SettingError
-from kvplan.serve.app import Api, Served
+from kvplan.serve.app import Api, ServedModel
 from kvplan.serve.chat import ChatTemplate
 from kvplan.serve.generation import Limits
 from kvplan.serve.metrics import ServerMetrics
@@ -35,7 +35,7 @@ from tests.support.serving import MODEL, WAIT_S, Serving, api_of, planned, servi
 from tests.support.small_engines import engine_for, greedy, random_tokens, saved_model, wrong_greedy_tokens
 
 __all__ = ["run"]  # a fixture
-SERVED = Served((MODEL,), 128_256, "0", Limits(4096), ChatTemplate())
+SERVED = ServedModel((MODEL,), 128_256, "0", Limits(4096), ChatTemplate())
 PLAN = ("--gpu", "h100-80g", "--ctx", "8k")
 WORDS = ("serve", MODEL, "--simulate", "h100-80g", "--ctx", "8k", "--port", "0")
 

@@ -7,7 +7,7 @@ import pytest
 from kvplan.core.limits import Limits
 from kvplan.measure.reconcile import COMPONENTS, measured_bytes, reconcile_run
 from kvplan.measure.rundir import load_run
-from kvplan.servers.logs.measurement import Figure, Measurement, Prediction, Row, compared, exceeds, reconcile
+from kvplan.servers.logs.measurement import ComponentRow, Figure, Measurement, Prediction, compared, exceeds, reconcile
 from tests.measure.test_server_metrics import SGLANG_PAGE, VLLM_PAGE
 from tests.support.cli import Run, run
 from tests.support.recorded_runs import cpu_run, gpu_run
@@ -20,8 +20,8 @@ def test_a_row_for_each_component_and_no_other() -> None:
     measured = Measurement("log", (Figure("weights", "bytes", 100, 5.0), Figure("tokens", "tokens", None, note="no")))
     rows = reconcile({"weights": Prediction(104, "exact"), "blocks": Prediction(7)}, measured)
     assert rows == (
-        Row("weights", "bytes", 104, 100, 5.0, "exact"),
-        Row("tokens", "tokens", None, None, why="no"),
+        ComponentRow("weights", "bytes", 104, 100, 5.0, "exact"),
+        ComponentRow("tokens", "tokens", None, None, why="no"),
     )
     assert compared(rows) == [rows[0]]
 
@@ -39,13 +39,13 @@ def test_a_row_for_each_component_and_no_other() -> None:
 def test_what_agrees_and_how_far_off_the_rest_is(
     predicted: int | None, measured: int, rounding: float, exact: bool | None, relative: float | None
 ) -> None:
-    row = Row("weights", "bytes", predicted, measured, rounding)
+    row = ComponentRow("weights", "bytes", predicted, measured, rounding)
     assert (row.is_exact, row.relative) == (exact, relative)
 
 
 def test_a_limit_is_passed_by_what_the_digits_leave_open_and_by_nothing_else() -> None:
-    rows = [("a", Row("a", "bytes", 106, 100, 5.0)), ("b", Row("b", "bytes", 104, 100, 5.0))]
-    rows += [("c", Row("c", "bytes", 3, 0)), ("d", Row("d", "tokens", None, 1))]
+    rows = [("a", ComponentRow("a", "bytes", 106, 100, 5.0)), ("b", ComponentRow("b", "bytes", 104, 100, 5.0))]
+    rows += [("c", ComponentRow("c", "bytes", 3, 0)), ("d", ComponentRow("d", "tokens", None, 1))]
     assert exceeds(rows, Limits(0.02)) == ["a +6.0%", "c 3 B, measured none"]
     assert exceeds(rows, Limits(None, {"b": 0.01})) == []
 
@@ -58,7 +58,9 @@ def test_a_runs_measured_rows_are_every_component_and_add_up(tmp_path: Path) -> 
         assert (
             sum(figure.value or 0 for figure in measured.measurement.figures) == measured.reported + measured.unreached
         )
-        assert all(isinstance(row, Row) for row in (*reconcile_run(loaded).rows, *reconcile_run(loaded).capacity))
+        assert all(
+            isinstance(row, ComponentRow) for row in (*reconcile_run(loaded).rows, *reconcile_run(loaded).capacity)
+        )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.block_manager import FullGroup
 from kvplan.core.processes import in_order
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
-from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Router
+from kvplan.simulate.fleet import Autoscale, Fleet, Kind, Link, ReplicaFailure, Router
 from kvplan.simulate.fleet_result import fleet_result
 from kvplan.simulate.host import Host, Intake
 from kvplan.simulate.loop import Simulation
@@ -107,7 +107,7 @@ def test_processes_answer_as_one(name: RouterName, runs: str) -> None:
 
 def test_servers_that_depend_on_each_other_are_one_process() -> None:
     requests = poisson(30, 3.0)
-    for choice, more in ((LeastLoaded(), {}), (Random(0), {"failures": (Failure(0, 2.0),)})):
+    for choice, more in ((LeastLoaded(), {}), (Random(0), {"failures": (ReplicaFailure(0, 2.0),)})):
         servers = Fleet((KIND,) * 2, Open(iter(requests)), choice, **more)  # type: ignore[arg-type]
         assert not servers.is_apart
         servers.run(2)
@@ -302,7 +302,7 @@ def test_a_failed_replicas_requests_are_answered_by_others() -> None:
     requests = poisson(200, 12.0)
     time = requests[100].arrival_s
     for choice in (RoundRobin(), LeastLoaded()):
-        servers = fleet(requests, 3, choice, failures=(Failure(1, time, 10.0),))
+        servers = fleet(requests, 3, choice, failures=(ReplicaFailure(1, time, 10.0),))
         assert sorted(servers.records.number) == list(range(1, 201))
         assert list(servers.records.arrival) == [request.arrival_s for request in requests]
         assert servers.num_resent > 0
@@ -312,10 +312,10 @@ def test_a_failed_replicas_requests_are_answered_by_others() -> None:
 
 def test_requests_wait_at_the_router_while_nobody_serves() -> None:
     requests = poisson(50, 4.0)
-    servers = fleet(requests, 1, RoundRobin(), failures=(Failure(0, 2.0, 5.0),))
+    servers = fleet(requests, 1, RoundRobin(), failures=(ReplicaFailure(0, 2.0, 5.0),))
     assert len(servers.records) == 50
     assert not [ended for ended in servers.records.first_token if 2.5 < ended < 7.0]
-    lost = fleet(requests, 1, RoundRobin(), failures=(Failure(0, 2.0),))
+    lost = fleet(requests, 1, RoundRobin(), failures=(ReplicaFailure(0, 2.0),))
     assert lost.counts.failed == 50 - len(lost.records) > 0
     result = fleet_result(lost)  # down from 2 s to the end: up for 2 s of what is paid for
     assert (result.replicas[0].seconds, result.gpu_hours) == (2.0, lost.clock / 3600)

@@ -505,7 +505,7 @@ RUN_LEN = 3  # tokens of a prefix id: not a divisor of the block size, so runs e
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ExactCase:
     """What is asked of both: (step at which it comes, prompt, output, prefix ids) of each; options of the engine."""
 
     requests: tuple[tuple[int, int, int, tuple[int, ...]], ...]
@@ -523,7 +523,7 @@ def step_seen(batch: Batch, free: int, block_ids: dict[str, list[int]]) -> dict[
     return batch_state(batch) | {"free": free, "held": block_ids}
 
 
-def steps_of_engine(served: Served) -> list[dict[str, Any]]:
+def steps_of_engine(served: ExactCase) -> list[dict[str, Any]]:
     """Step by step, until every request has ended; steps in which nothing waits or runs are left out."""
     engine, seen = engine_for(served.family, **served.options), []
     schedule = engine.scheduler.schedule
@@ -548,7 +548,7 @@ def steps_of_engine(served: Served) -> list[dict[str, Any]]:
     return seen
 
 
-def steps_of_simulation(served: Served) -> list[dict[str, Any]]:
+def steps_of_simulation(served: ExactCase) -> list[dict[str, Any]]:
     """The same of a simulation whose steps take a second."""
     engine, seen = engine_for(served.family, **served.options), []
     blocks = engine.scheduler.blocks
@@ -575,24 +575,24 @@ SHARED = (
     (30, 24, 4, (8,) * 8), (31, 40, 8, (1, 2, 3, 4, 5, 6, 7, 7, 7)),
 )  # fmt: skip
 SERVED = {
-    "all at once": Served(AT_ONCE, {}),
-    "staggered": Served(STAGGERED, {}),
-    "three at a time": Served(AT_ONCE, {"max_num_seqs": 3}),
-    "small steps": Served(STAGGERED, {"max_num_batched_tokens": 7}),
-    "preempted": Served(AT_ONCE, {"num_blocks": 27}),
-    "preempted without a prefix cache": Served(AT_ONCE, {"num_blocks": 27, "enable_prefix_caching": False}),
-    "shared": Served(SHARED, {}),
-    "shared in a small pool": Served(SHARED, {"num_blocks": 26}),
-    "shared without a prefix cache": Served(SHARED, {"enable_prefix_caching": False}),
-    "window": Served(SHARED, {"num_blocks": 50}, "gemma3_text"),
-    "window alone": Served(STAGGERED, {"num_blocks": 40}, "mistral"),
-    "contiguous": Served(STAGGERED, {"num_blocks": 60, "allocator": "contiguous"}),
-    "too large for the pool": Served(STAGGERED, {"num_blocks": 18}),
+    "all at once": ExactCase(AT_ONCE, {}),
+    "staggered": ExactCase(STAGGERED, {}),
+    "three at a time": ExactCase(AT_ONCE, {"max_num_seqs": 3}),
+    "small steps": ExactCase(STAGGERED, {"max_num_batched_tokens": 7}),
+    "preempted": ExactCase(AT_ONCE, {"num_blocks": 27}),
+    "preempted without a prefix cache": ExactCase(AT_ONCE, {"num_blocks": 27, "enable_prefix_caching": False}),
+    "shared": ExactCase(SHARED, {}),
+    "shared in a small pool": ExactCase(SHARED, {"num_blocks": 26}),
+    "shared without a prefix cache": ExactCase(SHARED, {"enable_prefix_caching": False}),
+    "window": ExactCase(SHARED, {"num_blocks": 50}, "gemma3_text"),
+    "window alone": ExactCase(STAGGERED, {"num_blocks": 40}, "mistral"),
+    "contiguous": ExactCase(STAGGERED, {"num_blocks": 60, "allocator": "contiguous"}),
+    "too large for the pool": ExactCase(STAGGERED, {"num_blocks": 18}),
 }
 
 
 @pytest.mark.parametrize("served", SERVED.values(), ids=SERVED)
-def test_the_engine_takes_the_same_steps(served: Served) -> None:
+def test_the_engine_takes_the_same_steps(served: ExactCase) -> None:
     ours, theirs = steps_of_simulation(served), steps_of_engine(served)
     assert len(theirs) > 10
     for number, (mine, real) in enumerate(zip(ours, theirs, strict=False)):

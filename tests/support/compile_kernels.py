@@ -60,7 +60,7 @@ MULTIPROCESSORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CompiledKernel:
     """One compiled kernel. spills: bytes of stack, which these kernels use for nothing else; shared: bytes.
 
     config  warps and pipeline stages, "w4 s3"
@@ -412,7 +412,7 @@ class Compiler:
 
         JITFunction.run = run
 
-    def rows(self, name: str, arch: int) -> list[Row]:
+    def rows(self, name: str, arch: int) -> list[CompiledKernel]:
         """What a job's launcher launches on this architecture, each kernel once; raises what the launcher raises."""
         from engine.kernels import checks
 
@@ -424,14 +424,14 @@ class Compiler:
         return [_row(name, kernel_name, arch, kernel) for kernel_name, kernel in kernels.values()]
 
 
-def _row(job: str, name: str, arch: int, kernel: Any) -> Row:
+def _row(job: str, name: str, arch: int, kernel: Any) -> CompiledKernel:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(kernel.asm["cubin"])
         usage = _tool("cuobjdump", "-res-usage", str(cubin))
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()  # type: ignore[union-attr]
     meta = kernel.metadata
-    return Row(
+    return CompiledKernel(
         job=job,
         kernel=name,
         config=f"w{meta.num_warps} s{meta.num_stages}",
@@ -515,7 +515,7 @@ def table(archs: tuple[int, ...]) -> Iterator[str]:
     )
     for result in results(archs):
         match result:
-            case Row() as row:
+            case CompiledKernel() as row:
                 yield (
                     f"{row.job:34} {row.kernel:24} {row.config:8} sm_{row.arch:<3} {row.registers:5} {row.spills:6} "
                     f"{row.shared:7} {row.instructions:6} {row.programs:8}"
@@ -524,14 +524,14 @@ def table(archs: tuple[int, ...]) -> Iterator[str]:
                 yield refusal
 
 
-def results(archs: tuple[int, ...]) -> Iterator[Row | str]:
+def results(archs: tuple[int, ...]) -> Iterator[CompiledKernel | str]:
     """Every kernel that these architectures run, and a line for each job that they refuse."""
     answers = Answers()
     for arch, job in product(archs, jobs()):
         answer = answers.rows(job, arch)
         if "error" in answer:
             yield f"{job:34} sm_{arch}: {answer['error'].splitlines()[0][:120]}"
-        yield from (Row(**row) for row in answer.get("rows", ()))
+        yield from (CompiledKernel(**row) for row in answer.get("rows", ()))
 
 
 def csv_text(archs: tuple[int, ...]) -> str:
@@ -539,7 +539,7 @@ def csv_text(archs: tuple[int, ...]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    rows = (row for row in results(archs) if isinstance(row, Row))
+    rows = (row for row in results(archs) if isinstance(row, CompiledKernel))
     writer.writerows([getattr(row, column) for column in COLUMNS] for row in rows)
     return text.getvalue()
 

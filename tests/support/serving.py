@@ -13,7 +13,7 @@ from typing import Any
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.serve.app import Api, Served
+from kvplan.serve.app import Api, ServedModel
 from kvplan.serve.backend import Backend
 from kvplan.serve.chat import ChatTemplate
 from kvplan.serve.generation import Limits
@@ -141,7 +141,7 @@ def api_of(
 ) -> Api:  # fmt: skip
     """The application over a backend, whose thread does not run yet."""
     num_tokens = 128_256 if isinstance(backend, Twin) else 256
-    served = Served((MODEL,), num_tokens, "0", limits or Limits(4096), template or ChatTemplate(), **changes)
+    served = ServedModel((MODEL,), num_tokens, "0", limits or Limits(4096), template or ChatTemplate(), **changes)
     metrics = ServerMetrics(
         MODEL,
         backend.max_model_len,

@@ -59,8 +59,8 @@ FORMS = {
     "azure": AZURE, "vidur": VIDUR, "plain": PLAIN, "milliseconds": MILLIS, "burstgpt": BURST, "bailian": BAILIAN,
     "mooncake": MOONCAKE, "bench": BENCH, "bench indented": json.dumps(RESULT, indent=2).encode(),
 }  # fmt: skip
-Row = tuple[float, int, int]
-ROWS: list[Row] = [(0.0, 374, 44), (4.314579, 396, 109)]
+TraceRow = tuple[float, int, int]
+ROWS: list[TraceRow] = [(0.0, 374, 44), (4.314579, 396, 109)]
 
 
 def written(folder: Path, data: bytes, name: str = "trace.txt") -> Path:
@@ -69,7 +69,7 @@ def written(folder: Path, data: bytes, name: str = "trace.txt") -> Path:
     return path
 
 
-def rows_of(trace: Trace) -> list[Row]:
+def rows_of(trace: Trace) -> list[TraceRow]:
     return [(round(request.arrival_s, 6), request.prompt_tokens, request.output_tokens) for request in trace.requests]
 
 

@@ -13,7 +13,7 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.plan import plan
 from kvplan.servers.base import logs_of, server_of
 from kvplan.servers.logs.log import Case, Context, Given, Reading, ServerLog
-from kvplan.servers.logs.measurement import Prediction, Row, compared, reconcile
+from kvplan.servers.logs.measurement import ComponentRow, Prediction, compared, reconcile
 from kvplan.servers.plans.plan import Request
 from kvplan.servers.words.arguments import EngineArgs
 
@@ -33,8 +33,8 @@ class LogReconciliation:
     gpus: tuple[GpuSpec, ...]
     args: EngineArgs
     max_model_len: int | None
-    rows: tuple[Row, ...]
-    given: tuple[Row, ...]
+    rows: tuple[ComponentRow, ...]
+    given: tuple[ComponentRow, ...]
     given_from: str
     notes: tuple[str, ...]
     machine: str = ""
@@ -42,13 +42,13 @@ class LogReconciliation:
     unplanned: str = ""
 
     @property
-    def named(self) -> list[tuple[str, Row]]:
+    def named(self) -> list[tuple[str, ComponentRow]]:
         """Every row with its name in a sentence."""
         of_pool = ((f"{row.component} of the logged pool", row) for row in self.given)
         return [*((row.component, row) for row in self.rows), *of_pool]
 
     @property
-    def compared(self) -> list[Row]:
+    def compared(self) -> list[ComponentRow]:
         """Rows whose prediction could be compared with a logged figure."""
         return compared([*self.rows, *self.given])
 
@@ -60,7 +60,7 @@ def reconcile_log(
 
     Raises the error of the first plan if none can be made.
     """
-    plans: list[tuple[Request, tuple[Row, ...], Given]] = []
+    plans: list[tuple[Request, tuple[ComponentRow, ...], Given]] = []
     errors: list[KvplanError] = []
     for request in requests:
         try:
@@ -138,12 +138,12 @@ def _spread(log: ServerLog, num_replicas: int) -> list[str]:
     return notes
 
 
-def merged(several: Sequence[tuple[Row, ...]], gpus: Sequence[str]) -> tuple[Row, ...]:
+def merged(several: Sequence[tuple[ComponentRow, ...]], gpus: Sequence[str]) -> tuple[ComponentRow, ...]:
     """Merge rows of several GPUs: if the GPUs disagree, the row has no prediction."""
     return tuple(_one(rows, gpus) for rows in zip(*several, strict=True))
 
 
-def _one(rows: Sequence[Row], gpus: Sequence[str]) -> Row:
+def _one(rows: Sequence[ComponentRow], gpus: Sequence[str]) -> ComponentRow:
     first = rows[0]
     other = next((i for i, row in enumerate(rows) if row.predicted != first.predicted), None)
     if other is None:
@@ -153,7 +153,7 @@ def _one(rows: Sequence[Row], gpus: Sequence[str]) -> Row:
     return replace(first, predicted=None, low=None, high=None, kind=None, why=why)
 
 
-def _figure(row: Row) -> str:
+def _figure(row: ComponentRow) -> str:
     if row.predicted is None:
         return "nothing"
     if row.unit == "bytes":
@@ -161,7 +161,9 @@ def _figure(row: Row) -> str:
     return f"{row.predicted:,.2f}" if row.component == "concurrency" else f"{row.predicted:,.0f}"
 
 
-def _compare(log: ServerLog, request: Request, *, context: Context, gpu_known: bool) -> tuple[tuple[Row, ...], Given]:
+def _compare(
+    log: ServerLog, request: Request, *, context: Context, gpu_known: bool
+) -> tuple[tuple[ComponentRow, ...], Given]:
     check_log(log, request.args)
     if log.engine != request.release.engine:
         raise UsageError(f"--engine {request.release.label}", f"the {log.called} is one of {log.engine}", "remove it")
@@ -191,7 +193,7 @@ def document(result: LogReconciliation) -> dict[str, Any]:
     }
 
 
-def _values(row: Row) -> dict[str, Any]:
+def _values(row: ComponentRow) -> dict[str, Any]:
     return {
         "name": row.component,
         "unit": row.unit,

@@ -19,7 +19,7 @@ from kvplan.servers.bundled.rules import (
 )
 from kvplan.servers.bundled.rules import Prediction as Sized
 from kvplan.servers.logs.log import ServerLog
-from kvplan.servers.logs.measurement import Figure, Measurement, Prediction, Row, not_in, reconcile
+from kvplan.servers.logs.measurement import ComponentRow, Figure, Measurement, Prediction, not_in, reconcile
 from kvplan.sizing.layout import cdiv
 
 RESTART: Final = "restart the server with this release of kvplan, and save its log or page again"
@@ -133,7 +133,9 @@ def num_tokens(spec: ModelSpec, inputs: EngineInputs, num_blocks: int) -> int:
     return int(num_blocks / blocks_per_request(spec, inputs) * inputs.max_model_len)
 
 
-def rows_of(log: ServerLog, spec: ModelSpec, drafts: Speculation) -> tuple[tuple[Row, ...], tuple[Row, ...], list[str]]:
+def rows_of(
+    log: ServerLog, spec: ModelSpec, drafts: Speculation
+) -> tuple[tuple[ComponentRow, ...], tuple[ComponentRow, ...], list[str]]:
     """(rows from the inputs alone, rows given the logged pool, notes on ranks)."""
     inputs = inputs_of(log, spec)
     outside = log.first("non_torch_bytes")

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final, Literal
 
 from kvplan.core.units import GIB
-from kvplan.servers.logs.measurement import Measurement, Row
+from kvplan.servers.logs.measurement import ComponentRow, Measurement
 from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, spellings
@@ -266,7 +266,7 @@ class Case:
 class Given:
     """Rows predicted from the pool's logged size, and that size in words; "" for none."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ComponentRow, ...] = ()
     pool: str = ""
 
 
@@ -363,7 +363,7 @@ class Logs:
 
     wordings: tuple[Wording, ...]
     figures: Callable[[ServerLog], Measurement]
-    rows: Callable[[Case], tuple[Row, ...]]
+    rows: Callable[[Case], tuple[ComponentRow, ...]]
     lists: tuple[str, ...] = ()
     resolved: tuple[str, ...] = ()
     list_names: tuple[str, ...] = ()

@@ -66,7 +66,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComponentRow:
     """A component, predicted and measured; None for a missing figure: then `why` says so.
 
     low, high  range of the prediction, if rounded inputs leave it open
@@ -111,14 +111,14 @@ class Row:
         return low - self.rounding <= self.measured <= high + self.rounding
 
 
-def reconcile(predictions: Mapping[str, Prediction], measurement: Measurement) -> tuple[Row, ...]:
+def reconcile(predictions: Mapping[str, Prediction], measurement: Measurement) -> tuple[ComponentRow, ...]:
     """Return a row per component: measured figure and prediction."""
     return tuple(_row(figure, predictions.get(figure.component, Prediction(None))) for figure in measurement.figures)
 
 
-def _row(figure: Figure, prediction: Prediction) -> Row:
+def _row(figure: Figure, prediction: Prediction) -> ComponentRow:
     why = figure.note if figure.value is None else prediction.why or figure.note
-    return Row(
+    return ComponentRow(
         figure.component, figure.unit, prediction.value, figure.value, figure.rounding, prediction.kind, why,
         prediction.low, prediction.high,
     )  # fmt: skip
@@ -127,12 +127,12 @@ def _row(figure: Figure, prediction: Prediction) -> Row:
 # --- the verdict ------------------------------------------------------------------------------------------------------
 
 
-def compared(rows: Iterable[Row]) -> list[Row]:
+def compared(rows: Iterable[ComponentRow]) -> list[ComponentRow]:
     """Rows with both figures."""
     return [row for row in rows if row.error is not None]
 
 
-def exceeds(rows: Sequence[tuple[str, Row]], limits: Limits) -> list[str]:
+def exceeds(rows: Sequence[tuple[str, ComponentRow]], limits: Limits) -> list[str]:
     """Rows whose error exceeds both their limit and the rounding of the measurement, each as `name +3.2%` with the name
     it has in a sentence.
     """
@@ -146,7 +146,7 @@ def exceeds(rows: Sequence[tuple[str, Row]], limits: Limits) -> list[str]:
     return over
 
 
-def error_text(row: Row) -> str:
+def error_text(row: ComponentRow) -> str:
     """Error of a row: a percentage, or in its unit if the percentage would round to zero."""
     short = "B" if row.unit == "bytes" else row.unit
     if row.relative is None:

@@ -3,7 +3,7 @@
 from typing import Final, Literal
 
 from kvplan.servers.logs.log import Case, Reading, ServerLog
-from kvplan.servers.logs.measurement import Figure, Measurement, Prediction, Row, Source, not_in, reconcile
+from kvplan.servers.logs.measurement import ComponentRow, Figure, Measurement, Prediction, Source, not_in, reconcile
 
 Unit = Literal["bytes", "blocks", "tokens", "requests"]
 PARTS: Final = ("weights", "activations", "non_torch", "cuda_graphs", "kv_cache")
@@ -41,7 +41,7 @@ def smallest_kv(log: ServerLog) -> Reading | None:
     return log.least("available_kv") or log.least("kv_in_use")
 
 
-def row_of(log: ServerLog, figure: Figure, prediction: Prediction) -> Row:
+def row_of(log: ServerLog, figure: Figure, prediction: Prediction) -> ComponentRow:
     """One component of one stage, or of the whole server."""
     (row,) = reconcile({figure.component: prediction}, Measurement(log.called, (figure,)))
     return row
@@ -60,7 +60,7 @@ def plain_figures(log: ServerLog) -> Measurement:
     )
 
 
-def plain(case: Case) -> tuple[Row, ...]:
+def plain(case: Case) -> tuple[ComponentRow, ...]:
     """The plain figures compared with the plan."""
     made = case.planned(case.request)
     predictions = {

@@ -9,7 +9,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_gib
 from kvplan.servers.logs.log import Case, Given, Reading, ServerLog
-from kvplan.servers.logs.measurement import WHERE, Figure, Measurement, Prediction, Row, not_in, reconcile
+from kvplan.servers.logs.measurement import WHERE, ComponentRow, Figure, Measurement, Prediction, not_in, reconcile
 from kvplan.servers.logs.rows import RUNNING, counted, missing, row_of, sized
 from kvplan.servers.plans.plan import Kind, Plan, Request
 from kvplan.servers.plans.weights import own_layout, rank_weights
@@ -61,7 +61,7 @@ def figures(log: ServerLog, windows: bool | None = None) -> Measurement:
     return Measurement(log.called, listed)
 
 
-def rows(case: Case) -> tuple[Row, ...]:
+def rows(case: Case) -> tuple[ComponentRow, ...]:
     """Weights as the device's loss of free memory; the pool from the inputs alone if the GPU is known, else from the
     logged free memory, by SGLang's own rule.
     """
@@ -92,7 +92,7 @@ def _laid_out(case: Case) -> Plan | str:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _weights(log: ServerLog, request: Request) -> Row:
+def _weights(log: ServerLog, request: Request) -> ComponentRow:
     """SGLang logs the loss of free memory: whole segments of torch's allocator. Compare each stage with its own
     rank.
     """
@@ -109,7 +109,7 @@ def _weights(log: ServerLog, request: Request) -> Row:
     return _worst(rows, num_stages)
 
 
-def _weights_why(log: ServerLog, row: Row) -> str:
+def _weights_why(log: ServerLog, row: ComponentRow) -> str:
     if row.is_exact or row.error is None:
         return ""
     if log.flags.get("cpu_offload_gb", "0") not in ("0", "0.0"):
@@ -127,7 +127,7 @@ def _reserved(request: Request, stage: int) -> int:
     return reserved - (0 if moved is None else moved.size - moved.buffers)
 
 
-def _worst(rows: Sequence[tuple[int, Row]], num_stages: int) -> Row:
+def _worst(rows: Sequence[tuple[int, ComponentRow]], num_stages: int) -> ComponentRow:
     """The pipeline stage with the largest error, named in its reason."""
     stage, row = max(rows, key=lambda each: abs(each[1].relative or 0.0))
     if num_stages == 1:
@@ -177,7 +177,7 @@ def has_windows(plan: Plan | str) -> bool | None:
     return None if isinstance(plan, str) else any(layout_of(plan).windows)
 
 
-def _pool_rows(case: Case, plan: Plan | str, logged: Measurement) -> tuple[Row, Row, Row]:
+def _pool_rows(case: Case, plan: Plan | str, logged: Measurement) -> tuple[ComponentRow, ComponentRow, ComponentRow]:
     """The KV cache, its tokens and the most running requests."""
     log, request, gpu_known = case.log, case.request, case.gpu_known
     pools = _pools(log, request, plan)
@@ -201,7 +201,7 @@ def _pool_rows(case: Case, plan: Plan | str, logged: Measurement) -> tuple[Row, 
     return kv_row, of_tokens, _without_reason(row_of(log, running, Prediction(answer.requests, answer.kind)))
 
 
-def _without_reason(row: Row) -> Row:
+def _without_reason(row: ComponentRow) -> ComponentRow:
     """Drop the reason from a row whose figures agree."""
     if row.measured is None:
         return row
@@ -217,7 +217,7 @@ def _pools(log: ServerLog, request: Request, plan: Plan | str) -> list[tuple[int
 
 def _kv_row(
     log: ServerLog, layout: SglangPool, pools: Sequence[tuple[int, KVPool]], answer: _Predicted, request: Request
-) -> Row:
+) -> ComponentRow:
     if not pools:
         prediction = Prediction(kv_bytes(layout, answer.pages, 0), answer.kind)
         return row_of(log, sized("kv_cache", None, log.called), prediction)
@@ -339,7 +339,7 @@ def given(case: Case) -> Given:
     return Given(_given_rows(case, pool), "" if pool is None else format_gib(pool[1].size))
 
 
-def _given_rows(case: Case, logged: tuple[int, KVPool] | None) -> tuple[Row, ...]:
+def _given_rows(case: Case, logged: tuple[int, KVPool] | None) -> tuple[ComponentRow, ...]:
     log, plan = case.log, _laid_out(case)
     tokens = counted("tokens", pool_tokens(log, windows=has_windows(plan)), log.called)
     if isinstance(plan, str) or logged is None:

@@ -22,7 +22,7 @@ from kvplan.sizing.weights import up
 
 PER_LAYER: Final = "model.embed_tokens_per_layer"
 
-Change = Callable[[Weight], Weight]
+WeightChange = Callable[[Weight], Weight]
 
 
 def _whole(weight: Weight) -> Weight:
@@ -57,10 +57,10 @@ def _padded_inputs(weight: Weight) -> Weight:
     return replace(weight, inputs=up(weight.inputs, EIGHT))
 
 
-POSITIONS: Final[Mapping[str, Change]] = {"visual.pos_embed": _table}
-MERGER: Final[Mapping[str, Change]] = {"visual.merger.proj": _whole}
+POSITIONS: Final[Mapping[str, WeightChange]] = {"visual.pos_embed": _table}
+MERGER: Final[Mapping[str, WeightChange]] = {"visual.merger.proj": _whole}
 # Parts of a tower that are sharded differently than in vLLM, by name prefix.
-TOWERS: Final[Mapping[str, Mapping[str, Change]]] = {
+TOWERS: Final[Mapping[str, Mapping[str, WeightChange]]] = {
     "gemma3": {"vision_tower.position_embedding": _table},
     "gemma4": {
         "vision_tower.layers.self_attn.qkv_proj": _columns, "vision_tower.layers.self_attn.o_proj": _rows,

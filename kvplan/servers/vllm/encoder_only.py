@@ -32,7 +32,7 @@ NOT_TAKEN: Final = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step(Pool):
+class StepPool(Pool):
     """The tokens of a step, used in place of a pool: whole prompts share them, and nothing is cached."""
 
     @property
@@ -139,7 +139,7 @@ def size(request: Request) -> Sized:
     supported.check_sized(request, settings)
     vllm.check_parallel(as_attending(spec), args, flat=False)
     check_load(request, settings.max_model_len)
-    pool = Step((), (0,), vllm_pages.paging(as_attending(spec), settings, args, request.gpu.sm))
+    pool = StepPool((), (0,), vllm_pages.paging(as_attending(spec), settings, args, request.gpu.sm))
     stage = budget_of(request, settings)
     tokens, context = settings.max_num_batched_tokens, settings.max_model_len
     room = stage.available[1]

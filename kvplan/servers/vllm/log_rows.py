@@ -10,7 +10,7 @@ from typing import Final
 
 from kvplan.core.units import GIB
 from kvplan.servers.logs.log import Case, Given, Reading, ServerLog
-from kvplan.servers.logs.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
+from kvplan.servers.logs.measurement import WHERE, ComponentRow, Figure, Measurement, Prediction, reconcile
 from kvplan.servers.logs.rows import (
     ENCODER,
     POOL,
@@ -32,7 +32,7 @@ IN_BUDGET: Final = ("weights", "activations", "non_torch")
 # --- from the inputs alone --------------------------------------------------------------------------------------------
 
 
-def rows(case: Case) -> tuple[Row, ...]:
+def rows(case: Case) -> tuple[ComponentRow, ...]:
     """Memory use and the remaining pool, from the inputs alone."""
     log, plan = case.log, case.planned(case.request)
     measured = measurement(log, plan)
@@ -110,7 +110,7 @@ def _weights(log: ServerLog, plan: Plan | None) -> Figure:
     return sized("weights", max(by_rank.values(), key=lambda reading: reading.value), log.called)
 
 
-def _weights_why(log: ServerLog, plan: Plan, row: Row) -> str:
+def _weights_why(log: ServerLog, plan: Plan, row: ComponentRow) -> str:
     if row.is_exact is not False:
         return row.why
     if row.error is not None and row.error < 0 and is_drafting(log) and plan.request.draft is None:
@@ -175,7 +175,7 @@ def _encoder_prediction(log: ServerLog, plan: Plan) -> dict[str, Prediction]:
     return {ENCODER: Prediction(min(budget.compute_tokens, budget.cache_tokens), "exact", why=why)}
 
 
-def _budget_why(log: ServerLog, plan: Plan, parts: Sequence[Row], row: Row) -> str:
+def _budget_why(log: ServerLog, plan: Plan, parts: Sequence[ComponentRow], row: ComponentRow) -> str:
     """Say which part of the budget causes the pool's error."""
     in_budget = [part for part in parts if part.component in IN_BUDGET and part.error is not None]
     reasons = []
@@ -250,7 +250,7 @@ def given(case: Case) -> Given:
     return Given(rows_of_pool, "" if blocks is None else f"{blocks.count:,} blocks")
 
 
-def _given_rows(case: Case) -> tuple[Row, ...]:
+def _given_rows(case: Case) -> tuple[ComponentRow, ...]:
     """Blocks, tokens and concurrency predicted from the logged pool bytes; else, from the logged blocks, the
     last two.
     """
@@ -284,7 +284,7 @@ def _given_rows(case: Case) -> tuple[Row, ...]:
     )
 
 
-def _pool_why(log: ServerLog, plan: Plan, row: Row) -> str:
+def _pool_why(log: ServerLog, plan: Plan, row: ComponentRow) -> str:
     """The known reason that fully explains a pool's difference, or an empty string."""
     for factor, why in _known_factors(log, plan):
         if _fits(row, factor):
@@ -315,7 +315,7 @@ def _known_factors(log: ServerLog, plan: Plan) -> Iterable[tuple[float, str]]:
         yield float(parallel.count), f"multiplied by the {parallel.count} ranks of decode context parallelism"
 
 
-def _fits(row: Row, factor: float) -> bool:
+def _fits(row: ComponentRow, factor: float) -> bool:
     """True if the factor explains the difference up to one block of either."""
     assert row.low is not None
     assert row.high is not None
