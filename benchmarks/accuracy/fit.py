@@ -70,7 +70,7 @@ def sampler_kind(the_plan: Plan) -> str:
 def non_torch_kind(the_plan: Plan) -> str:
     args = the_plan.request.args
     ranks = args.tensor_parallel_size * (args.data_parallel_size if the_plan.request.spec.experts_per_token else 1)
-    shipped = overheads.non_torch_range(the_plan.request.gpu, ranks, the_plan.request.release.number)
+    shipped = overheads.non_torch_range(the_plan.request.gpu, ranks, the_plan.request.release)
     return "non-torch " + RANGES[id(shipped)]
 
 

@@ -142,7 +142,7 @@ def weights(case: Case, inputs: Inputs) -> Iterator[Score]:
     if "mxfp4" in inputs.spec.scheme_kinds and inputs.gpu is None:
         raise NotStated("MXFP4 weights are padded by GPU, and " + inputs.why_no_gpu)
     gpu = inputs.gpu or UNNAMED
-    if inputs.spec.is_mla and inputs.number < vllm.LATENT_KEPT:
+    if inputs.spec.is_mla and inputs.number < since("latent_cache"):
         inputs = replace(inputs, release=vllm.version(AFTER_ABSORBED))  # its cache is not modelled, its weights are
     request = Request(inputs.spec, gpu, inputs.args, inputs.release, draft=inputs.draft)
     yield Score("weights", loaded_weights(request, settings_of(inputs, gpu), 0) / GIB, logged)

@@ -134,6 +134,10 @@ class Version:
         changes = releases_of(self.engine).changes
         return change in changes and self.fields >= changes[change].since and change not in self.without
 
+    def is_within(self, first: tuple[int, ...], until: Number | None = None) -> bool:
+        """True from the release `first` on and before `until`, as a row of a table states them."""
+        return first <= self.number and (until is None or self.number < until)
+
     def since(self, other: "Version") -> dict[str, ReleaseChange]:
         """Changes introduced after another release of the same server up to this one, oldest first."""
         between = {

@@ -97,12 +97,13 @@ class TestARelease:
         assert not any(release.is_compared for release in others)
 
     def test_has_the_changes_that_came_with_it_or_before(self) -> None:
-        """Read in the wheels of 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23."""
-        labels = ("0.4.9", "0.5.2", "0.5.5", "0.5.9", "0.5.12", "0.5.15", "0.5.23")
+        """Read in the wheels of 0.4.4, 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23."""
+        labels = ("0.4.4", "0.4.9", "0.5.2", "0.5.5", "0.5.9", "0.5.12", "0.5.15", "0.5.23")
         names = [{name for name in CHANGES if parse_engine(f"sglang@{label}").has(name)} for label in labels]
         added = [later - earlier for earlier, later in itertools.pairwise([set(), *names])]
         assert added == [
             set(),
+            {"fraction_by_memory"},
             {"window_pools", "state_pools", "adapter_pools"},
             {"reserve_by_parts"},
             {"datacenter_pages", "padded_host_pools"},

@@ -102,7 +102,7 @@ def test_as_many_sizes_of_graphs_are_captured_as_vllm_captures(
     request = oracles.case_request(row, Path())
     settings = vllm.resolve(request.spec, request.gpu, request.args, request.release)
     sizes = overheads.captured_sizes(
-        settings.max_num_seqs, overheads.largest_graph(request.release.number, request.gpu.sm),
+        settings.max_num_seqs, overheads.largest_graph(request.release, request.gpu.sm),
         1 + request.args.num_speculative_tokens, settings.max_num_batched_tokens, uniform=True,
     )  # fmt: skip
     assert len(sizes) == row["graph_sizes"]

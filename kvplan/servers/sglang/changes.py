@@ -11,6 +11,10 @@ from kvplan.servers.releases import ReleaseChange, Releases
 SOURCE: Final = "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/arg_groups/memory_hook.py"
 READ = "sglang 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23 were read"
 CHANGES: Final = {
+    "fraction_by_memory": ReleaseChange(
+        (0, 4, 5), "the default fraction follows the GPU's memory; before, a table by tensor parallel size",
+        "sglang srt/server_args.py; the releases between are not read", "0.4.4, 0.4.9",
+    ),
     "window_pools": ReleaseChange(
         (0, 5), "window layers have a pool of their own in the models that SGLang lists",
         "sglang 0.5.2 srt/server_args.py",

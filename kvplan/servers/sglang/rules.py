@@ -24,7 +24,6 @@ from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, Settings, lacking
 
 OLDEST, NEWEST = RELEASES.oldest, RELEASES.newest
-TABLE_UNTIL = (0, 4, 4)  # until then the default fraction was a table by tensor parallel size
 
 # `memory.total` of nvidia-smi in MiB, from which SGLang computes its default fraction: more than CUDA reports. Source:
 # public listings ("0MiB / 81559MiB").
@@ -383,7 +382,7 @@ def image_reservation(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: 
 
 def _older_fraction(total: int, ranks: int, release: Version) -> float:
     """Default in 0.4: by tensor parallel size up to 0.4.4, then by the GPU's memory."""
-    if release.patch is not None and (*release.number, release.patch) <= TABLE_UNTIL:
+    if not release.has("fraction_by_memory"):
         table = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87))
         return next((fraction for least, fraction in table if ranks >= least), 0.88)
     gib = 2.8 + ranks / 10 if total < 35 * 1024 else (9.5 if total < 90 * 1024 else 12) + ranks / 2

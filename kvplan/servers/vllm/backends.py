@@ -68,8 +68,8 @@ def plain_name(name: str, release: Version) -> str:
 
 def names(release: Version) -> frozenset[str]:
     """Names of attention backends that a release has."""
-    known = {key for key, item in BACKENDS.items() if item.since <= release.number < item.until}
-    return frozenset(known | {key for key, (first, last) in OTHERS.items() if first <= release.number < last})
+    known = {key for key, item in BACKENDS.items() if release.is_within(item.since, item.until)}
+    return frozenset(known | {key for key, span in OTHERS.items() if release.is_within(*span)})
 
 
 def resolve(name: str, release: Version) -> str | None:

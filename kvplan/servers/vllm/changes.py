@@ -424,6 +424,11 @@ CHANGES: Final = {
         "FlashInfer fused_moe/cute_dsl (0.6.13 with vLLM 0.25, 0.7.2 with 0.33); the releases between are not read",
         "0.25, 0.33",
     ),
+    "online_methods": ReleaseChange(
+        (0, 33), "--quantization takes more names of methods that are applied while loading than fp8 and "
+        "experts_int8", "vLLM model_executor/layers/quantization/__init__.py; the releases between are not read",
+        "0.14, 0.33",
+    ),
     "staged_drafts": ReleaseChange(
         (0, 33), "a draft stands on the last pipeline stage, where an embedding is made for heads that share it",
         "vLLM v1/worker/gpu/spec_decode/eagle/utils.py and model_executor/models/utils.py", "0.33",

@@ -166,7 +166,7 @@ def _checked(config: Any, option: str, release: Version) -> Connector:
             "remove it",
         )
     kind = KINDS.get(name) if isinstance(name, str) else None
-    if kind is None or release.number < kind.since or (kind.until is not None and release.number >= kind.until):
+    if kind is None or not release.is_within(kind.since, kind.until):
         raise UsageError(
             option,
             f"Unsupported connector type: {printable(str(name), 60)} (in {release.label})",
@@ -193,7 +193,7 @@ def _checked(config: Any, option: str, release: Version) -> Connector:
 
 def _registered(release: Version) -> Iterator[str]:
     for name, kind in KINDS.items():
-        if not kind.unsized and kind.since <= release.number and (kind.until is None or release.number < kind.until):
+        if not kind.unsized and release.is_within(kind.since, kind.until):
             yield name
 
 

@@ -94,7 +94,7 @@ def graphs_of(request: Request, settings: Settings) -> Estimate:
     args = request.args
     if args.enforce_eager or args.max_cudagraph_capture_size is not None or args.compilation_config is not None:
         return overheads.cuda_graphs(as_attending(request.spec), settings, args, request.release, sm=request.gpu.sm)
-    largest = overheads.largest_graph(request.release.number, request.gpu.sm)
+    largest = overheads.largest_graph(request.release, request.gpu.sm)
     graphs = overheads.piecewise_graphs(settings.max_num_seqs, largest)
     likely = overheads.GRAPHS_BASE + graphs * overheads.GRAPH
     low, high = (int(likely * factor) for factor in overheads.GRAPHS_RANGE)

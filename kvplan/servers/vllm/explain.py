@@ -15,7 +15,6 @@ from kvplan.servers.words.arguments import Settings
 # whose default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
 FOLK_UTILIZATION = 0.90
 FOLK_SEQS = 1024
-FOLK_RELEASE = (0, 11)
 FOLK_SAMPLER_BYTES = 38.4
 
 
@@ -173,9 +172,10 @@ def folk_terms(plan: Plan) -> list[tuple[str, int]]:
 
 
 def _peak_step(plan: Plan) -> str:
-    """Explain why our activation peak differs from the usual one, measured with FOLK_SEQS sequences in FOLK_RELEASE."""
+    """Explain why our activation peak differs from the usual one, measured with FOLK_SEQS sequences in vLLM 0.11."""
     settings, release = plan.settings, plan.request.release
-    if release.number == FOLK_RELEASE and settings.max_num_seqs == FOLK_SEQS:
+    is_same = release.has("v1_only") and not release.has("sampler_on_request")
+    if is_same and settings.max_num_seqs == FOLK_SEQS:
         return f"activation peak as estimated here: {plan.estimates['activations'].formula}"
     return (
         f"activation peak of {settings.max_num_seqs:,} sequences and {settings.max_num_batched_tokens:,} batched "
@@ -233,7 +233,7 @@ def sampler_rule(settings: Settings, gpu: GpuSpec) -> str | None:
         return "sampling with Triton's top-k, as set, or on a GPU that FlashInfer does not sample on"
     if settings.runner_v2 or settings.first_engine or not release.has("v1") or release.has("lean_sampler"):
         return None
-    name = f"vllm@{release.number[0]}.{release.number[1]}"
+    name = f"vllm@{number_text(release.number)}"
     match release.flashinfer:
         case True:
             return f"sampling with FlashInfer, as set; without: --engine {name}+no-flashinfer"
@@ -254,5 +254,5 @@ def runner_rule(settings: Settings) -> str | None:
         return None
     this, other = ("V2", "v1") if settings.runner_v2 else ("V1", "v2")
     why = "as this release chooses for the model" if release.runner_v2 is None else "as set"
-    name = f"vllm@{release.number[0]}.{release.number[1]}"
+    name = f"vllm@{number_text(release.number)}"
     return f"model runner {this}, {why}; the other (VLLM_USE_V2_MODEL_RUNNER): --engine {name}+runner-{other}"

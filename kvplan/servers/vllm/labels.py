@@ -60,13 +60,13 @@ def field_of(release: Version, word: str) -> tuple[str, bool | int]:
 
 def check_told(release: Version, word: str, first: str | None, last: str | None, again: str | None = None) -> None:
     """Reject a word for a release before the change `first`, or from `last` on and before `again`."""
-    if first and release.number < since(first):
+    if first and not release.has(first):
         raise UsageError(
             f"--engine {release.label}+{word}",
             f"applies to vLLM from {number_text(since(first))} on",
             "remove it",
         )
-    if last and release.number >= since(last) and not (again and release.number >= since(again)):
+    if last and release.has(last) and not (again and release.has(again)):
         raise UsageError(
             f"--engine {release.label}+{word}", f"applies to vLLM before {number_text(since(last))}", "remove it"
         )

@@ -86,7 +86,7 @@ def is_claimed(spec: ModelSpec) -> bool:
 def check_online(request: Request) -> None:
     """Reject names of methods applied while loading that were read in vLLM 0.33 alone."""
     method, release = request.args.quantization, request.release
-    if method in ONLINE_METHODS and method not in ("fp8", "experts_int8") and release.number < (0, 33):
+    if method in ONLINE_METHODS and method not in ("fp8", "experts_int8") and not release.has("online_methods"):
         raise UsageError(
             f"--quantization {method}",
             f"is known of vLLM 0.33; whether {release.label} takes it was not checked",

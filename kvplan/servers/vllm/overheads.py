@@ -23,7 +23,6 @@ from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, Spa
 from kvplan.servers.plans.plan import Estimate, Kind
 from kvplan.servers.plans.weights import ONLINE_NAMES
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm.changes import since
 from kvplan.servers.vllm.rules import generates, takes_items
 from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.allocator import weights_excess
@@ -163,13 +162,13 @@ class Loaded:
 
 def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None) -> Loaded:
     """Bytes on a rank after loading, besides its weights; `layout` None: without the allocator's padding."""
-    latents = 0
-    if spec.is_mla and (spec.quantization is not None or args.quantization is not None):
+    latents, version = 0, settings.version
+    if spec.is_mla:
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
-        latents = 2 * dequantized_latents(spec, tp, pp, online_of(spec, args), args.partition)
-    if spec.is_mla and since("latent_cache") <= settings.version.number < since("plain_projections"):
-        tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
-        latents += absorbed_projections(spec, tp, pp, 1 if latents else 2)
+        if spec.quantization is not None or args.quantization is not None:
+            latents = 2 * dequantized_latents(spec, tp, pp, online_of(spec, args), args.partition)
+        if not version.has("plain_projections") and version.has("latent_cache"):
+            latents += absorbed_projections(spec, tp, pp, 1 if latents else 2)
     alignment = 0
     if layout is not None and (spec.quantization is None or spec.quantization.known):
         alignment = weights_excess(spec, layout)
@@ -459,7 +458,6 @@ GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#5301
 # Largest size captured: 1,024 on compute capability 10.x from 0.28 on (vllm-project/vllm#49390), 512 elsewhere.
 LARGEST_GRAPH = 512
 LARGEST_GRAPH_SM100 = 1024
-SM100_RAISED = since("large_graphs")
 
 
 def piecewise_graphs(seqs: int, largest: int) -> int:
@@ -549,8 +547,8 @@ def stated_size(args: EngineArgs, captured: "Graphs | None", tokens: int) -> int
 GPT_OSS_GRAPH = 1024  # on any GPU; vLLM 0.14 to 0.33 model_executor/models/config.py (GptOssForCausalLMConfig)
 
 
-def largest_graph(number: tuple[int, int], sm: int) -> int:
-    return LARGEST_GRAPH_SM100 if number >= SM100_RAISED and sm // 10 == 10 else LARGEST_GRAPH
+def largest_graph(release: Version, sm: int) -> int:
+    return LARGEST_GRAPH_SM100 if sm // 10 == 10 and release.has("large_graphs") else LARGEST_GRAPH
 
 
 NARROWER = "set --kv-cache-memory-bytes, use --enforce-eager, or run kvplan reconcile --log on a start-up log"
@@ -578,7 +576,7 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
     captured = graphs_of(args)
     if args.enforce_eager or (captured is not None and captured.mode == "NONE"):
         return Estimate(0, 0, 0, "none with enforce_eager", "vLLM 0.33 v1/worker/gpu_worker.py", "exact")
-    largest, seqs, tokens = largest_graph(release.number, sm), settings.max_num_seqs, settings.max_num_batched_tokens
+    largest, seqs, tokens = largest_graph(release, sm), settings.max_num_seqs, settings.max_num_batched_tokens
     raised = spec.architecture == "GptOssForCausalLM" and release.has("gpt_oss_graphs")
     stated = stated_size(args, captured, tokens) or (GPT_OSS_GRAPH if raised else None)
     uniform = release.has("uniform_decode_graphs")
@@ -662,14 +660,14 @@ NON_TORCH_ROCM = Range(
 )  # fmt: skip
 
 
-def non_torch_range(gpu: GpuSpec, tp: int, number: tuple[int, int]) -> Range:
+def non_torch_range(gpu: GpuSpec, tp: int, release: Version) -> Range:
     if gpu.vendor == "amd":
         return NON_TORCH_ROCM
     if tp == 1:
-        return NON_TORCH_ONE if number < since("all_reduce_buffers") else NON_TORCH_ONE_NEW
-    if number < since("v1") and gpu.sm == 90 and tp >= 8:
+        return NON_TORCH_ONE_NEW if release.has("all_reduce_buffers") else NON_TORCH_ONE
+    if not release.has("v1") and gpu.sm == 90 and tp >= 8:
         return NON_TORCH_NVSWITCH_V0
-    if number < since("all_reduce_buffers"):
+    if not release.has("all_reduce_buffers"):
         return NON_TORCH_MANY
     return NON_TORCH_NVLINK if gpu.sm in (90, 100, 103) else NON_TORCH_PCIE
 
@@ -678,7 +676,7 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
     """Device memory allocated during loading and profiling that torch does not track."""
     tp = args.tensor_parallel_size
     talks_to = tp * (args.data_parallel_size if spec.experts_per_token else 1)  # replicas exchange tokens for experts
-    measured = non_torch_range(gpu, talks_to, settings.version.number)
+    measured = non_torch_range(gpu, talks_to, settings.version)
     causes = "kernels, BLAS" if gpu.vendor == "amd" else "kernels, cuBLAS"
     if talks_to > 1:
         causes += ", all-reduce"

@@ -21,7 +21,7 @@ from kvplan.models.spec import (
     SlidingWindow,
     WindowLatent,
 )
-from kvplan.servers.releases import Version
+from kvplan.servers.releases import Version, number_text
 from kvplan.servers.vllm.changes import RELEASES, since
 from kvplan.servers.vllm.classes import class_of, context_limits, type_of
 from kvplan.servers.words.arguments import EngineArgs, Settings, lacking
@@ -91,7 +91,8 @@ def runs_v2(spec: ModelSpec, release: Version, *, amd: bool = False) -> bool:
 
 
 def is_between(release: Version, minors: tuple[int, int]) -> bool:
-    return (0, minors[0]) <= release.number <= (0, minors[1])
+    """True from the first to the last of two minor releases."""
+    return release.is_within((0, minors[0]), (0, minors[1] + 1))
 
 
 def caches_prefixes(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
@@ -126,7 +127,6 @@ def estimates_graphs(release: Version, *, amd: bool, runner_v2: bool) -> bool:
     return release.has("graphs_in_budget") and release.estimates_graphs and made and there
 
 
-LATENT_KEPT = since("latent_cache")
 V0_CHUNKED_FROM = 32_768  # V0 enabled chunked prefill for longer contexts
 
 
@@ -337,11 +337,11 @@ def check_flags(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
             raise UsageError(
                 f"--{name.replace('_', '-')}", f"is a flag of SGLang{cure}", "remove it or add --engine sglang"
             )
-    if spec.is_mla and release.number < LATENT_KEPT:
+    if spec.is_mla and not release.has("latent_cache"):
         raise UnsupportedModelError(
             spec.name,
             f"vLLM 0.{release.number[1]} kept full heads of its latent attention, which is not modeled",
-            f"use vllm@0.{LATENT_KEPT[1]} or newer",
+            f"use vllm@{number_text(since('latent_cache'))} or newer",
         )
     check_mm_flags(args, release)
     if args.max_cudagraph_capture_size is not None and not release.has("graph_size_flag"):

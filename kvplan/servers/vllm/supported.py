@@ -23,7 +23,7 @@ def check_architecture(spec: ModelSpec, release: Version, sm: int) -> None:
     first: tuple[int, ...] = classes.class_of(spec).first_sized
     if spec.is_pooled and sm // 10 != 9:  # other kernels read whole rows
         first = since("pooled_pages")
-    if release.number < first:
+    if not release.is_within(first):
         raise UnsupportedModelError(
             spec.name,
             f"how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is not modeled",

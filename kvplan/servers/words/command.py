@@ -45,11 +45,7 @@ class Variable:
     usual: tuple[str, ...] = UNCHANGED
 
     def is_read_by(self, release: Version) -> bool:
-        return (
-            release.engine == self.server
-            and release.number >= self.since
-            and (self.until is None or release.number < self.until)
-        )
+        return release.engine == self.server and release.is_within(self.since, self.until)
 
 
 # Name -> value: None for a variable passed through, and for irrelevant ones: they may be secrets.
