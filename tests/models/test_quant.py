@@ -124,7 +124,7 @@ def test_parts_that_a_server_fuses_must_agree() -> None:
 STATIC = {"num_bits": 8, "type": "float", "dynamic": False}
 
 
-# vLLM 0.33's own kv_cache_dtype for these configs; SGLang's rule is in tests/servers/test_sglang.py.
+# vLLM 0.33's own kv_cache_dtype for these configs; SGLang's rule is in tests/servers/sglang/test_rules.py.
 @pytest.mark.parametrize(
     ("method", "stated", "expected"),
     [

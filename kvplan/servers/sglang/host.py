@@ -7,7 +7,7 @@ from kvplan.servers.sglang import adapters, hicache, offload
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm.offload import pinned_row
 
-COMPARED = "sglang 0.5.23's own host pool (tests/servers/test_hicache.py): equal"
+COMPARED = "sglang 0.5.23's own host pool (tests/servers/sglang/test_hicache.py): equal"
 
 
 def rows(plan: Plan) -> Iterator[HostRow]:

@@ -2,7 +2,7 @@
 pass) and --offload-group-size (the experts of some layers, fetched ahead).
 
 Source: sglang 0.5.23 srt/utils/offloader.py and make_layers (srt/utils/common.py), re-derived; equal to its own
-offloaders on its own classes (tests/servers/test_offload_sglang.py).
+offloaders on its own classes (tests/servers/sglang/test_offload.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from kvplan.sizing.allocator import pinned
 from kvplan.sizing.weights import Layout, layers_on
 
 SOURCE: Final = "sglang 0.5.23 srt/utils/offloader.py"
-COMPARED: Final = "sglang 0.5.23's own offloaders (tests/servers/test_offload_sglang.py): equal, quantized ones to 64 B"
+COMPARED: Final = "sglang 0.5.23's own offloaders (tests/servers/sglang/test_offload.py): equal, quantized ones to 64 B"
 BY_BYTES, BY_LAYERS = "--cpu-offload-gb", "--offload-group-size"
 RESIDENT: Final = "self_attn.kv_b_proj"  # read by attention in another shape, so it stays on the GPU
 

@@ -43,7 +43,7 @@ terms = Terms(
     outside="reserved for activations and graphs",
     uncompared=(
         f"{{label}} as the code of {READ} was read; compared with posted logs, not with its own answers",
-        f"{SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",
+        f"{SOURCE}; posted start-up logs (tests/servers/sglang/test_rules.py)",
     ),
     own_flags={
         "max_model_len": "--context-length",

@@ -2,7 +2,7 @@
 ahead into buffers on the GPU).
 
 Source: vLLM 0.33 config/offload.py and model_executor/offloader (uva.py, prefetch.py), re-derived; equal to its own
-classes except for the order of a layer's parameters: one more may be offloaded (tests/servers/test_offload.py).
+classes except for the order of a layer's parameters: one more may be offloaded (tests/servers/vllm/test_offload.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ from kvplan.sizing.allocator import pinned, weights_segments
 from kvplan.sizing.weights import Layout, is_built, kv_scale_bytes, layers_on, on_stage, weight_tensors
 
 SOURCE: Final = "vLLM 0.33 model_executor/offloader"
-COMPARED: Final = "vLLM 0.33's own offloaders (tests/servers/test_offload.py): equal but for one parameter's size"
+COMPARED: Final = "vLLM 0.33's own offloaders (tests/servers/vllm/test_offload.py): equal but for one parameter's size"
 SLEEP: Final = "vLLM 0.33 device_allocator/cumem.py and v1/worker/gpu_worker.py (sleep)"
 FLAGS: Final = {"uva": "--cpu-offload-gb", "prefetch": "--offload-group-size"}
 

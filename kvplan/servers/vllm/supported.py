@@ -151,7 +151,7 @@ def attention(request: Request, settings: Settings) -> Refusal | None:
     if not sm or settings.first_engine:
         return None
     if is_plain and sm >= AMPERE and not spec.is_sparse_mla and args.decode_context_parallel_size == 1:
-        return None  # the table has a backend for each of these (tests/servers/test_attention.py)
+        return None  # the table has a backend for each of these (tests/servers/vllm/test_attention.py)
     from kvplan.servers.vllm import attention as kernels  # with its table, which most plans do not need
 
     return kernels.refusal(request, settings, name)

@@ -1,7 +1,7 @@
 """Host memory in which vLLM's KV connectors keep blocks.
 
 Source: vLLM 0.33 v1/kv_offload, v1/simple_kv_offload, distributed/kv_transfer/kv_connector/v1/offloading/config.py,
-re-derived; equal to the server's own classes in every compared case (tests/servers/test_connectors.py).
+re-derived; equal to the server's own classes in every compared case (tests/servers/vllm/test_connectors.py).
 """
 
 from collections import deque
@@ -62,7 +62,7 @@ SOURCES: Final = {
     SIMPLE: "vLLM 0.33 v1/simple_kv_offload/manager.py",
     LMCACHE: "LMCache's documentation (max_local_cpu_size); LMCache/LMCache#2901",
 }
-COMPARED: Final = "vLLM 0.33's own classes (tests/servers/test_connectors.py): equal"
+COMPARED: Final = "vLLM 0.33's own classes (tests/servers/vllm/test_connectors.py): equal"
 
 
 def host_rows(plan: Plan) -> Iterator[HostRow]:

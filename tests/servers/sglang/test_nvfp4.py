@@ -26,7 +26,7 @@ from tests.support.oracle_data import needs_oracle_data, spec_named
 from tests.support.refusals import reason_of
 
 ROWS = [
-    json.loads(line) for line in (Path(__file__).parents[1] / "facts" / "nvfp4_sglang.jsonl").read_text().splitlines()
+    json.loads(line) for line in (Path(__file__).parents[2] / "facts" / "nvfp4_sglang.jsonl").read_text().splitlines()
 ]
 LAYERS = [row for row in ROWS if "scales" in row]
 MODELS = [row for row in ROWS if "params" in row]

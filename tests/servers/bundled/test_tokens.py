@@ -22,7 +22,7 @@ from tests.support.oracle_data import DATA, needs_oracle_data, spec_named
 
 FACTS = [
     json.loads(line)
-    for line in (Path(__file__).parents[1] / "facts" / "engine_pool_tokens.jsonl").read_text().splitlines()
+    for line in (Path(__file__).parents[2] / "facts" / "engine_pool_tokens.jsonl").read_text().splitlines()
 ]
 
 

@@ -27,7 +27,7 @@ from tests.support.cli import run as run  # the fixture
 from tests.support.oracle_data import DATA, needs_oracle_data
 from tests.support.refusals import reason_of
 
-FACTS = Path(__file__).parents[1] / "facts" / "sglang_cases.jsonl"
+FACTS = Path(__file__).parents[2] / "facts" / "sglang_cases.jsonl"
 ROWS = [json.loads(line) for line in FACTS.read_text().splitlines()]
 
 

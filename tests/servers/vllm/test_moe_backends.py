@@ -32,7 +32,7 @@ from kvplan.sizing.weights import rank_weights, total_weights
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
-FILE = Path(__file__).parents[1] / "facts" / "moe_workspaces.jsonl"
+FILE = Path(__file__).parents[2] / "facts" / "moe_workspaces.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(row) for row in FILE.read_text().splitlines()]
 ACCEPTED: list[dict[str, Any]] = [
     json.loads(row) for row in FILE.with_name("moe_backends.jsonl").read_text().splitlines()

@@ -21,7 +21,7 @@ from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.oracle_data import DATA, needs_oracle_data
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "hicache.jsonl").read_text().splitlines()]
 NOT_SIZED = ("Step-3.7", "qwen3.5-27b", "deepseek-v3.2", "--offload-group-size")  # refused by name
 

@@ -23,7 +23,7 @@ from tests import oracles
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 SGLANG = [json.loads(line) for line in (FACTS / "kept_flags_sglang.jsonl").read_text("utf-8").splitlines()]
 ROWS = [json.loads(line) for line in (FACTS / "kept_flags.jsonl").read_text("utf-8").splitlines()]
 

@@ -26,7 +26,7 @@ from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.server_logs import rows_of
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "dp_attention_sglang.jsonl").read_text().splitlines()]
 # Scales of MXFP4 experts that SGLang pads otherwise, of KV caches and of an index, vectors of Mamba layers, and an
 # index of INT4 experts that is emptied after loading: relative to a rank's weights.

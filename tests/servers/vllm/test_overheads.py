@@ -372,7 +372,7 @@ def test_sources_fit_a_terminal_and_point_into_the_evidence(number: tuple[int, i
         assert estimate.source.partition(overheads.EVIDENCE)[2] in anchors
 
 
-EVIDENCE = Path(__file__).parents[2] / "reports" / "constants.md"
+EVIDENCE = Path(__file__).parents[3] / "reports" / "constants.md"
 
 
 def evidence_row(name: str) -> str:

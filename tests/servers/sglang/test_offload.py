@@ -27,7 +27,7 @@ from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
 GIB = 2**30
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "offload_sglang.jsonl").read_text().splitlines()]
 MOVED = [row for row in ROWS if "host" in row.get("stages", [{}])[0]]
 TOWERS = [row for row in ROWS if "tower" in row.get("stages", [{}])[0]]

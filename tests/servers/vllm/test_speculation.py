@@ -26,7 +26,7 @@ from tests.support.oracle_data import DATA, needs_oracle_data
 from tests.support.refusals import reason_of
 
 GIB = 2**30
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 HEADS = FACTS / "heads"
 ROWS = [json.loads(line) for line in (FACTS / "speculation.jsonl").read_text().splitlines()]
 

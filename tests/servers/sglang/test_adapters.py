@@ -23,7 +23,7 @@ from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "adapters_sglang.jsonl").read_text().splitlines()]
 NOT_SIZED = ("qwen3.5-27b", "nemotron-nano-9b-v2")
 FUSED_INDEX = ("deepseek-v3.2", "glm-5.2")  # SGLang refuses `all` where CUDA fuses the index

@@ -19,7 +19,7 @@ from tests.core.test_facts import write_configs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
-CASES = oracles.read_lines(Path(__file__).parents[1] / "facts" / "prefill_context.jsonl")
+CASES = oracles.read_lines(Path(__file__).parents[2] / "facts" / "prefill_context.jsonl")
 
 
 def planned(model: str, engine: str = "vllm", card: str = "h200", **args: Any) -> Plan:

@@ -14,7 +14,7 @@ from tests import oracles
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "halves.jsonl").read_text().splitlines()]
 START = "python -m sglang.launch_server --model-path"
 

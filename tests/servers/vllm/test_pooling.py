@@ -16,7 +16,7 @@ from kvplan.servers.base import parse_engine
 from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 
-CASES = [json.loads(line) for line in (Path(__file__).parents[1] / "facts" / "pooling.jsonl").read_text().splitlines()]
+CASES = [json.loads(line) for line in (Path(__file__).parents[2] / "facts" / "pooling.jsonl").read_text().splitlines()]
 
 
 def request(inputs: dict[str, Any]) -> Request:

@@ -21,7 +21,7 @@ from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.oracle_data import DATA, needs_oracle_data
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "speculation_sglang.jsonl").read_text().splitlines()]
 NOT_LOADED = (
     "minimax-m2.5",

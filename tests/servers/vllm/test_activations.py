@@ -19,7 +19,7 @@ from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.vllm import activations, overheads, rules
 from kvplan.servers.words.arguments import EngineArgs
 
-FILE = Path(__file__).parents[1] / "facts" / "peak.jsonl"
+FILE = Path(__file__).parents[2] / "facts" / "peak.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
 READ = [row for row in ROWS if activations.is_read(catalog.load(row["model"]))]
 

@@ -22,7 +22,7 @@ from tests.support.cli import run as run  # the fixture
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 GIB = 2**30
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "connectors.jsonl").read_text().splitlines()]
 NOT_SIZED = ("FlexKV", "HF3FS", "use_layerwise", "HiSparse", "HiddenStates")  # refused by name
 

@@ -22,7 +22,7 @@ from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "stages_sglang.jsonl").read_text().splitlines()]
 # Relative to a rank's weights: scales of quantized experts and of an index that SGLang holds otherwise, what two towers
 # lack there, projections of layers that share the KV of others, and a bias that it splits.

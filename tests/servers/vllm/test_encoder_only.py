@@ -25,7 +25,7 @@ from kvplan.sizing.weights import num_params
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "encoders_only.jsonl").read_text().splitlines()]
 CONFIGS = {row["model"]: row["config"] for row in ROWS}
 

@@ -24,7 +24,7 @@ from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
 ROWS = [
-    json.loads(line) for line in (Path(__file__).parents[1] / "facts/encoder_budgets.jsonl").read_text().splitlines()
+    json.loads(line) for line in (Path(__file__).parents[2] / "facts/encoder_budgets.jsonl").read_text().splitlines()
 ]
 TEXTS = ("limit_mm_per_prompt", "mm_processor_kwargs")
 

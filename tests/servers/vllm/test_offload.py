@@ -21,7 +21,7 @@ from tests.support.cli import run as run  # the fixture
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 GIB = 2**30
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "offload.jsonl").read_text().splitlines()]
 NOT_SIZED = ("cpu_offload_params", "kv_cache_dtype_skip_layers")  # refused by name
 # Where vLLM's classes make a layer's small parameters in another order, the last one offloaded is another.

@@ -27,7 +27,7 @@ from tests.core.test_facts import write_configs
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
 
-FACTS = Path(__file__).parents[1] / "facts" / "backends.jsonl"
+FACTS = Path(__file__).parents[2] / "facts" / "backends.jsonl"
 ROWS = [json.loads(line) for line in FACTS.read_text().splitlines()]
 # Reasons of a kernel's build that repeat one before them, or that no other reason says.
 BUILD = (

@@ -12,7 +12,7 @@ import pytest
 from kvplan.models import catalog
 from tests import oracles
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "cross_attention.jsonl").read_text().splitlines()]
 
 

@@ -24,7 +24,7 @@ from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.oracle_data import needs_oracle_data, spec_named
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "experts.jsonl").read_text().splitlines()]
 GPUS = {"A100": "a100-80g", "H100": "h100", "H200": "h200", "B200": "b200"}
 

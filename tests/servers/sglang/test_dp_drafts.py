@@ -21,7 +21,7 @@ from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.support.oracle_data import DATA, needs_oracle_data
 
-FACTS = Path(__file__).parents[1] / "facts"
+FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "dp_drafts_sglang.jsonl").read_text().splitlines()]
 SCALES = 16  # bytes: scales of the KV cache in a layer of an FP8 checkpoint
 
