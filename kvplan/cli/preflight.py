@@ -21,7 +21,7 @@ from kvplan.measure.preflight import Limits, Verdict, verdict
 from kvplan.servers.words.command import ServeCommand, refuse
 
 if TYPE_CHECKING:
-    from kvplan.asked.manifest import Served
+    from kvplan.asked.manifest import ServedContainer
 
 SUBJECT = "COMMAND"
 MOST_CHARS = 512 * 1024  # of a file
@@ -38,7 +38,7 @@ class Subject:
 
     text: str
     command: ServeCommand
-    served: "Served | None" = None
+    served: "ServedContainer | None" = None
 
     @property
     def visible(self) -> str | None:
