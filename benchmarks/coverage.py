@@ -121,7 +121,7 @@ def main(paths: list[Path]) -> int:
     others = sum(1 for name in missing if any(siblings(name)))
     share = 100 * covered / max(len(every), 1)
     print(
-        f"{covered} of {len(every)} distinct public models in the catalog ({share:.1f} %), {others} by a sibling alone"
+        f"{covered} of {len(every)} distinct public models in the catalog ({share:.1f}%), {others} by a sibling alone"
     )
     return 0
 

@@ -197,7 +197,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         rows = measure(save_model(Path(folder)), options.rounds)
     for metric, unit, value, p20, p80, n in rows:
-        print(f"{metric:<48} {value:8.3f} {unit:<10} (20-80 %: {p20:.3f}-{p80:.3f}, n={n})")
+        print(f"{metric:<48} {value:8.3f} {unit:<10} (20-80%: {p20:.3f}-{p80:.3f}, n={n})")
     if options.csv:
         _, gpu, driver, _, *others = measured_with()
         columns = (MODEL, gpu, driver, torch.__version__, *others)

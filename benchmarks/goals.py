@@ -60,7 +60,7 @@ NANO_VLLM = Goal(
 )
 NANO_VLLM_ELSEWHERE = Goal(
     NANO_VLLM.what,
-    "≥ 70 % of the bound at the measured bandwidth, as 25,000 of 35,600 output tokens/s are on an H200",
+    "≥ 70% of the bound at the measured bandwidth, as 25,000 of 35,600 output tokens/s are on an H200",
     (
         Need("nano-vllm", "{:,.0f} tokens/s"),
         Need("nano-vllm-share", "{:.0%} of the measured bound", least=NANO_VLLM_SHARE),
@@ -69,12 +69,12 @@ NANO_VLLM_ELSEWHERE = Goal(
 GOALS = (
     Goal(
         "paged decode attention, Llama-8B shape, two sequences or more with 64 MB of KV per layer or more",
-        "≥ 85 % of the measured copy bandwidth; ≥ 1.0x of the best importable peer",
+        "≥ 85% of the measured copy bandwidth; ≥ 1.0x of the best importable peer",
         (Need("decode-bandwidth", "{:.0%}", least=0.85), Need("decode-peer", "{:.2f}x", least=1.0)),
     ),
     Goal(
         "the same with fp8 KV",
-        "≥ 75 %; relative error on top of the cache 3e-4",
+        "≥ 75%; relative error on top of the cache 3e-4",
         (
             Need("decode-fp8-bandwidth", "{:.0%}", least=0.75),
             Need("decode-fp8-error", "{:.1e}", most=3.5e-4),  # 3e-4 has one digit
@@ -82,16 +82,16 @@ GOALS = (
     ),
     Goal(
         "one sequence of 8k to 128k",
-        "within 1.2x of the best peer; ≥ 60 % of the copy bandwidth at 128k",
+        "within 1.2x of the best peer; ≥ 60% of the copy bandwidth at 128k",
         (
             Need("decode-single-peer", "{:.2f}x the time", most=1.2),
             Need("decode-single-bandwidth", "{:.0%}", least=0.6),
         ),
     ),
-    Goal("prefill attention, 8k", "≥ 50 % of the measured matmul rate", (Need("prefill-matmul", "{:.0%}", least=0.5),)),
+    Goal("prefill attention, 8k", "≥ 50% of the measured matmul rate", (Need("prefill-matmul", "{:.0%}", least=0.5),)),
     Goal(
         "decode, Llama-3.1-8B, 64 sequences of 2048",
-        "≥ 80 % of the roofline",
+        "≥ 80% of the roofline",
         (Need("decode-roofline", "{:.0%}", least=0.8),),
     ),
     NANO_VLLM,
@@ -102,7 +102,7 @@ GOALS = (
     ),
     Goal(
         "paged against contiguous in the same pool, max_model_len 8192, azure-2023-conv lengths",
-        "≥ 3.5x requests/s; waste < 4 % against > 60 %",
+        "≥ 3.5x requests/s; waste < 4% against > 60%",
         (
             Need("paged-contiguous", "{:.2f}x", least=3.5),
             Need("paged-waste", "{:.1%} waste", most=0.04),
@@ -111,7 +111,7 @@ GOALS = (
     ),
     Goal(
         "900 shared prefix tokens, clinical notes",
-        "≥ 45 % lower time to first token for later requests",
+        "≥ 45% lower time to first token for later requests",
         (Need("prefix", "{:.1%} lower", least=0.45), Need("prefix-bound", "{:.1%} of the prompt tokens are shared")),
     ),
     Goal(

@@ -137,7 +137,7 @@ def main() -> None:
     rows = [*start_up(options.runs), plans_per_second(options.runs), sweep_seconds(options.runs)]
     rows.append(check_seconds(options.runs))
     for metric, unit, value, p20, p80, n in rows:
-        print(f"{metric:<20} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
+        print(f"{metric:<20} {value:8.2f} {unit:<3} (20-80%: {p20:.2f}-{p80:.2f}, n={n})")
     if options.csv:
         with options.csv.open("w", newline="") as file:
             csv.writer(file).writerows([HEADER, *((*row, *measured_with()) for row in rows)])

@@ -97,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = measure(options.steps)
     for metric, unit, value, p20, p80, n in rows:
-        print(f"{metric:<48} {value:7.3f} {unit:<3} (20-80 %: {p20:.3f}-{p80:.3f}, n={n})")
+        print(f"{metric:<48} {value:7.3f} {unit:<3} (20-80%: {p20:.3f}-{p80:.3f}, n={n})")
     if options.csv:
         model, gpu, driver, _, *others = measured_with()
         columns = (model, gpu, driver, torch.__version__, *others)

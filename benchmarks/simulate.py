@@ -120,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = day(options.router) if options.day else parts(options.requests, options.runs)
     for metric, unit, value, p20, p80, n in rows:
-        print(f"{metric:<48} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
+        print(f"{metric:<48} {value:8.2f} {unit:<3} (20-80%: {p20:.2f}-{p80:.2f}, n={n})")
     if options.csv:
         model_and_gpu = ("llama-3.1-8b", "a100-80g (simulated)", "", "", *measured_with()[4:])
         lines = [(*row, *model_and_gpu) for row in rows]

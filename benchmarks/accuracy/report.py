@@ -110,7 +110,7 @@ def peer_rows(board: Board) -> list[list[str]]:
                 continue
             error = (float(value) - logged) / logged
             errors[name].append(abs(error))
-            cells.append(f"{float(value):.2f} ({100 * error:+.1f} %)")
+            cells.append(f"{float(value):.2f} ({100 * error:+.1f}%)")
         rows.append(cells)
     if rows:
         rows.append(["mean error", "", *(percent(mean(value)) for value in errors.values())])

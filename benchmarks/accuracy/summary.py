@@ -358,7 +358,7 @@ def as_json(the_board: Board) -> dict[str, Any]:
 def percent(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{100 * value:.2f} %" if value < 0.1 else f"{100 * value:.0f} %"
+    return f"{100 * value:.2f}%" if value < 0.1 else f"{100 * value:.0f}%"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -23,7 +23,7 @@ GENERATIONS = {
 def is_faulty(fact: Fact) -> bool:
     """Whether a result contradicts itself or its hardware.
 
-    Llama 8B under vLLM 0.12: 118,000 prompt tokens/s are 89 % of an H200's peak, where the best kernel reaches 55 %:
+    Llama 8B under vLLM 0.12: 118,000 prompt tokens/s are 89 % of an H200's peak, where the best kernel reaches 55%:
     prompts came from the prefix cache. DeepSeek-R1 under TensorRT-LLM on B200: 11.1 ms at 8 users, 8.6 at 16.
     gpt-oss on H100 with 512 users: 5.6 ms, less than the same servers take with 64.
     """

@@ -29,12 +29,12 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 WORDS = ("on", "source")
 # What others publish of themselves, and what a third party measured of them.
 PEERS = (
-    ("aiconfigurator 0.12", "41 closed loops, H100, H200, B200", "15.0 %", "49 %", "run on the same results, 2026-11"),
-    ("aiconfigurator", "up to 106 stages, 38 experiments", "12.5 %", "711 %", "inference-sim's sim-to-real validation"),
-    ("BLIS trained-physics", "the same", "6.9 %", "18 %", "its own publication; trained on such runs"),
-    ("BLIS roofline", "the same", "45 %", "493 %", "its own publication"),
-    ("llm-optimizer", "the same", "59 %", "351 %", "the same publication"),
-    ("Vidur", "the same", "215 %", "11,718 %", "the same; it states below 9 % itself, for what it profiled"),
+    ("aiconfigurator 0.12", "41 closed loops, H100, H200, B200", "15.0%", "49%", "run on the same results, 2026-11"),
+    ("aiconfigurator", "up to 106 stages, 38 experiments", "12.5%", "711%", "inference-sim's sim-to-real validation"),
+    ("BLIS trained-physics", "the same", "6.9%", "18%", "its own publication; trained on such runs"),
+    ("BLIS roofline", "the same", "45%", "493%", "its own publication"),
+    ("llm-optimizer", "the same", "59%", "351%", "the same publication"),
+    ("Vidur", "the same", "215%", "11,718%", "the same; it states below 9% itself, for what it profiled"),
 )
 PEER_HEADER = ("who", "on", "TPOT median", "TTFT median", "source")
 
@@ -61,7 +61,7 @@ class Board:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f} %" if abs(value) < 0.1995 else f"{100 * value:.0f} %"
+    return f"{100 * value:.1f}%" if abs(value) < 0.1995 else f"{100 * value:.0f}%"
 
 
 HEADER = ("", "n", "median error", "9 in 10 within", "bias", "in its range")

@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             }.items():
                 row = summary(part)
                 print(
-                    f"  {name}, {title}: {row['choices']:.0f} choices, {row['near']:.1%} within 5 % of the best, "
+                    f"  {name}, {title}: {row['choices']:.0f} choices, {row['near']:.1%} within 5% of the best, "
                     f"{row['broken']:.1%} break the limit, {row['nothing']:.1%} choose nothing; "
                     f"of those that keep it the median has {row['median_share']:.1%} of the best"
                 )

@@ -29,9 +29,9 @@ LEAST_OUTPUTS, LEAST_INPUTS = 16, 32  # of a tile: fewer fill neither the tensor
 # Tokens from which all weights are widened first, in plain torch, and multiplied by cuBLAS. Worked out, not measured:
 # widening moves 29 bytes for each weight (its steps read and write 5, 4, 12 and 6, and the product reads 2), which take
 # 9 ps at an H100's 3.35 TB/s, 6 ps at an H200's 4.8 TB/s. A weight's product with a token is 2 of 989e12 operations a
-# second: 3 fs for cuBLAS, at 70 % of them. A kernel of half that rate, which is a guess, loses 3 fs with each token, as
+# second: 3 fs for cuBLAS, at 70% of them. A kernel of half that rate, which is a guess, loses 3 fs with each token, as
 # much as widening takes with 2000 to 3000 of them. In float32 it is 25 bytes, 5 to 7 ps, and 2 of 67e12 operations
-# outside the tensor cores, 37 fs at 80 %; at a third of that rate 70 to 100 tokens lose as much.
+# outside the tensor cores, 37 fs at 80%; at a third of that rate 70 to 100 tokens lose as much.
 WIDENED_FROM = {torch.float32: 96, torch.float16: 2048, torch.bfloat16: 2048}
 
 

@@ -40,7 +40,7 @@ from kvplan.policy.result import (
 from kvplan.policy.targets import Loads, baseline_figures, planned
 from kvplan.report.lines import Line, line, write
 
-SIMULATED_REQUESTS = 2000  # of a profile, which is endless; p99 and a 1 % rule rest on 20 of them
+SIMULATED_REQUESTS = 2000  # of a profile, which is endless; p99 and a 1% rule rest on 20 of them
 MANIFEST_OPTIONS = ("gpu",)  # plan options that a manifest does not set
 
 

@@ -402,7 +402,7 @@ def _gib(text: str | None, option: str) -> float | None:
 
 
 def refuse_shared(gpu: "Device | None", *, allow: bool) -> None:
-    """Report other processes' GPU memory, and refuse to measure above 1 %, because it would be included."""
+    """Report other processes' GPU memory, and refuse to measure above 1%, because it would be included."""
     if gpu is None:
         return
     memory, others = gpu.memory(), [process for process in gpu.processes() if process.used]

@@ -329,7 +329,7 @@ def lengths_table(prompt: LengthStats, output_: LengthStats) -> Table:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}%"
 
 
 def rates_text(mean: float | None, minute: float | None, second: int | None) -> str:

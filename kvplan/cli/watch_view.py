@@ -116,8 +116,8 @@ def share_texts(sample: DeviceSample, pid: int | None) -> list[str]:
 def load_texts(sample: DeviceSample) -> list[str]:
     """Utilization, power, clocks and temperature, if the device reports them."""
     figures: tuple[tuple[float | None, str], ...] = (
-        (percent(sample.gpu_utilization), "{:.0f} % busy"),
-        (percent(sample.memory_utilization), "memory busy {:.0f} %"),
+        (percent(sample.gpu_utilization), "{:.0f}% busy"),
+        (percent(sample.memory_utilization), "memory busy {:.0f}%"),
         (sample.power_w, "{:,.0f} W"),
         (sample.sm_clock_mhz, "SM {:,} MHz"),
         (sample.memory_clock_mhz, "memory {:,} MHz"),
@@ -191,11 +191,11 @@ def off_text(server: ServerStats, planned: Planned) -> str:
 
 def server_parts(server: ServerStats) -> list[str]:
     figures: tuple[tuple[float | None, str], ...] = (
-        (percent(server.kv_usage), f"KV {{:.1f}} %{capacity_text(server)}"),
+        (percent(server.kv_usage), f"KV {{:.1f}}%{capacity_text(server)}"),
         (server.running, "{:,} running"),
         (server.waiting, "{:,} waiting"),
         (server.preemptions, "{:,} preemptions"),
-        (percent(server.hit_rate), "prefix hits {:.1f} %"),
+        (percent(server.hit_rate), "prefix hits {:.1f}%"),
     )
     return [text.format(value) for value, text in figures if value is not None]
 
@@ -360,7 +360,7 @@ def server_lines(name: str, history: Sequence[ServerReading], chart: Chart, plan
             least = None if top is None else max([top, *(figure for figure in values if figure is not None)])
             lines.append(chart.row(label, values, least, text, style))
     if stats.hit_rate is not None:
-        lines.append(line(f"  {'hits':<11}{100 * stats.hit_rate:.1f} % of prompt tokens from the prefix cache", style))
+        lines.append(line(f"  {'hits':<11}{100 * stats.hit_rate:.1f}% of prompt tokens from the prefix cache", style))
     if planned is not None:
         lines.append(line(f"  {'plan':<11}{planned_text(stats, planned)}", style))
     return [*lines, *(line(f"  {left_out_text(metric, why)}", "yellow") for metric, why in stats.left_out)]
@@ -384,7 +384,7 @@ def users_by(stats: ServerStats, planned: Planned | None) -> float | None:
 
 
 def kv_text(stats: ServerStats) -> str | None:
-    return None if stats.kv_usage is None else f"{100 * stats.kv_usage:.1f} %{capacity_text(stats)}"
+    return None if stats.kv_usage is None else f"{100 * stats.kv_usage:.1f}%{capacity_text(stats)}"
 
 
 def count_text(count: int | None) -> str | None:
@@ -418,7 +418,7 @@ def planned_text(stats: ServerStats, planned: Planned) -> str:
     """The plan's pool compared with the server's, its utilization, and its users."""
     texts = [f"{planned.tokens:,} tokens{off_text(stats, planned)}"]
     if stats.kv_tokens is not None and stats.kv_usage is not None and planned.tokens:
-        texts.append(f"{100 * stats.kv_usage * stats.kv_tokens / planned.tokens:.1f} % in use")
+        texts.append(f"{100 * stats.kv_usage * stats.kv_tokens / planned.tokens:.1f}% in use")
     if planned.users is not None and planned.context is not None:
         texts.append(f"{planned.users:,} users of {planned.context:,} tokens")
     return ", ".join(texts)
@@ -434,7 +434,7 @@ def server_row(name: str, history: Sequence[ServerReading], blocks: bool) -> Lin
         return (start, (f"{(server.problem or '')[: NARROW - 23 - len(age)]}{age}", "yellow"))
     usage = sparkline([figure_of(past, lambda s, _: s.kv_usage) for past in history], 10, top=1.0, blocks=blocks)
     running = sparkline([figure_of(past, lambda s, _: s.running) for past in history], 8, top=None, blocks=blocks)
-    share = "" if stats.kv_usage is None else f"{100 * stats.kv_usage:.0f} %"
+    share = "" if stats.kv_usage is None else f"{100 * stats.kv_usage:.0f}%"
     counts = [
         f"{count:,} {word}" for count, word in ((stats.running, "run"), (stats.waiting, "wait")) if count is not None
     ]

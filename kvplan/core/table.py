@@ -150,7 +150,7 @@ def cell_text(table: Table, row: tuple[Any, ...], i: int) -> str:
 
 
 def text(value: Any, unit: str) -> str:
-    """Format a value: "513.13 MiB", "+0.31 %", "3,328"; a dash if there is none."""
+    """Format a value: "513.13 MiB", "+0.31%", "3,328"; a dash if there is none."""
     if value is None:
         return "–"
     if not isinstance(value, int | float):
@@ -179,14 +179,14 @@ def plain(value: float) -> str:
 def percent(share: float) -> str:
     """Format a fraction as a percentage; a very small one is not shown as zero."""
     value = 100 * share
-    return "under 0.1 %" if 0 < value < 0.05 else f"{value:,.1f} %"
+    return "under 0.1%" if 0 < value < 0.05 else f"{value:,.1f}%"
 
 
 def signed_percent(share: float) -> str:
     value = 100 * share
     if value == 0:
-        return "0 %"
-    return f"{value:+,.2f} %" if abs(value) >= 0.005 else f"{value:+.1g} %"
+        return "0%"
+    return f"{value:+,.2f}%" if abs(value) >= 0.005 else f"{value:+.1g}%"
 
 
 def words(name: str) -> str:

@@ -1,7 +1,7 @@
 """GPUs: what CUDA reports as their memory, how fast they are, and where each figure comes from.
 
 Total memory is what `cudaMemGetInfo` and torch's `total_memory` report, which is below the vendor's figure: the driver
-reserves 1 to 3.4 %, and GDDR6 boards with ECC on lose another sixteenth. If a server's log or a device query gives
+reserves 1 to 3.4%, and GDDR6 boards with ECC on lose another sixteenth. If a server's log or a device query gives
 that total, gpus.yaml has it (kinds `logged` and `published`) with the lowest and highest reading.
 Otherwise it is `estimated` by one rule: the vendor's GB read as GiB, times the ratio of the sourced NVIDIA totals of
 the same class, its lowest and highest as the range:

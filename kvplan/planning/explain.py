@@ -311,7 +311,7 @@ def _thumb(plan: Plan) -> Iterator[str]:
         ours_needed = memory.weights + ours * plan.bytes_per_request + _overheads(plan)
         yield (
             f"for {ours:,} users that rule needs {thumb.needed / GB:.2f} GB, kvplan {ours_needed / GB:.2f} GB "
-            f"({100 * (thumb.needed - ours_needed) / ours_needed:+.0f} %)"
+            f"({100 * (thumb.needed - ours_needed) / ours_needed:+.0f}%)"
         )
 
 

@@ -91,7 +91,7 @@ def plain(value: Number) -> str:
 
 
 def percent(value: Number) -> str:
-    return f"{100 * value:,.2f}".rstrip("0").rstrip(".") + " %"
+    return f"{100 * value:,.2f}".rstrip("0").rstrip(".") + "%"
 
 
 def kv_tokens(plan: Plan) -> int:

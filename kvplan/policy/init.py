@@ -45,7 +45,7 @@ def policy_text(plans: Sequence[tuple[Plan, Stated]], origin: str) -> str:
 
 HEAD: Final = """\
 # What these deployments promise; `kvplan check` holds them to it. Written by: {origin}
-# A floor (min_...) is {kept} % of today's figure, a ceiling (max_...) {growth} % above it: set them to what you need.
+# A floor (min_...) is {kept}% of today's figure, a ceiling (max_...) {growth}% above it: set them to what you need.
 version: 1
 
 targets:"""
@@ -132,7 +132,7 @@ def rules(plan: Plan) -> Iterator[tuple[str, str]]:
     keeps_share = abilities_of(plan.request.release.engine).keeps_share  # then unused memory is not modeled
     if not keeps_share and memory.unused * 1000 * KEPT // 100 // memory.total > 0:
         share = 1000 * memory.unused * KEPT // 100 // memory.total  # in thousandths, rounded down
-        yield f"min_headroom: {share / 10:g}%", f"today {100 * memory.unused / memory.total:.1f} %"
+        yield f"min_headroom: {share / 10:g}%", f"today {100 * memory.unused / memory.total:.1f}%"
     load, context = plan.request.load, plan.capacity.max_model_len
     if requests := served(plan, context, load.shared_prefix):
         text = f"today {plural(requests, 'concurrent request')} of {context:,} tokens"

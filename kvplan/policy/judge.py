@@ -501,9 +501,9 @@ def compared(rule: Rule, before: Number, now: Number, place: str = "") -> Verdic
     grows = figure in GROWING
     worse = now - before if grows else before - now
     change = share_of(worse, before)
-    # Floats are compared to twelve digits: 14.0 -> 13.3 is 5 %, regardless of the last bits.
+    # Floats are compared to twelve digits: 14.0 -> 13.3 is 5%, regardless of the last bits.
     ok = worse <= 0 or (change is not None and round(change, 12) <= rule.limit)
-    signed = "" if not before else f" ({100 * (now - before) / abs(before):+.2f} %)"
+    signed = "" if not before else f" ({100 * (now - before) / abs(before):+.2f}%)"
     allowance = f"maximum {'growth' if grows else 'drop'} {percent(rule.limit)}"
     message = f"{name}{place} {text(before)} -> {text(now)}{signed}; {allowance}"
     return Verdict(ok, message, _edge(rule, before, grows), now, unit, None if ok else ACCEPT)

@@ -265,7 +265,7 @@ def memory_lines(doc: PlanDocument, *, blocks: bool) -> list[Line]:
     far = max(7, *(len(f"{100 * size / total:.1f}") + 2 for size in rows.values()))
 
     def start(label: str, size: int) -> str:
-        return f"  {label:<12}{size / GIB:>{wide},.2f} GiB{100 * size / total:>{far}.1f} %  "
+        return f"  {label:<12}{size / GIB:>{wide},.2f} GiB{100 * size / total:>{far}.1f}%  "
 
     for name, size in rows.items():
         text = start(LABELS.get(name, name), size)
@@ -401,9 +401,9 @@ def request_texts(doc: PlanDocument) -> list[str]:
 
 
 def share_text(part: int, whole: int) -> str:
-    """A share in percent with two significant digits: "25 %", "0.11 %"."""
+    """A share in percent with two significant digits: "25%", "0.11%"."""
     percent = 100 * part / whole
-    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
+    return f"{percent:.0f}%" if percent >= 10 else f"{percent:.2g}%"
 
 
 HOST_LABELS: Final = {
@@ -493,7 +493,7 @@ def user_lines(doc: PlanDocument) -> list[Part]:
     load_text = f"requests at {load['mean_tokens'] or context:,} tokens each"
     if load["lengths"] is not None:
         least = "or more; " if users["lower_bound"] else ""
-        load_text = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
+        load_text = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g}%"
     rows = [
         ("concurrent", f"{users['users']:,}", f"{load_text}, with one prefill in flight"),
         ("in the log", *logged(doc)),

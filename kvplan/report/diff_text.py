@@ -76,13 +76,13 @@ def value_text(row: DiffRow, value: Number | None) -> str:
 
 
 def delta_text(row: DiffRow) -> str:
-    """ "-512 MiB (-3.3 %)"; "=" if nothing changed."""
+    """ "-512 MiB (-3.3%)"; "=" if nothing changed."""
     if row.delta is None:
         return ""
     if row.delta == 0:
         return "="
     share = 100 * row.delta / abs(row.old) if row.old else 0.0
-    share_text = f" ({share:+,.1f} %)" if 0.05 <= abs(share) < 1e6 else ""  # rounds to 0, or is too large to be useful
+    share_text = f" ({share:+,.1f}%)" if 0.05 <= abs(share) < 1e6 else ""  # rounds to 0, or is too large to be useful
     return number_delta(row.unit, row.delta) + share_text
 
 

@@ -120,7 +120,7 @@ function showMemory(isPlanned) {
     const swatch = element("td", {}, ...(name === "total" || name === "budget" ? [] : [element("span", { class: `swatch ${name}` })]));
     body.append(element("tr", name === "total" ? { class: "sum" } : {}, swatch, element("th", { scope: "row" }, label),
       element("td", { class: "n" }, datum(`memory.${name}`, gib(size))),
-      element("td", { class: "n" }, `${(100 * size / total).toFixed(1)} %`)));
+      element("td", { class: "n" }, `${(100 * size / total).toFixed(1)}%`)));
   }
 }
 

@@ -218,12 +218,12 @@ def _rows(now: Figures, before: Figures) -> Iterator[tuple[str, str, str, str]]:
 
 
 def change(new: float, old: float, difference: str) -> str:
-    """ "+512 MiB (+3.3 %)"; "=" if nothing changed."""
+    """ "+512 MiB (+3.3%)"; "=" if nothing changed."""
     if new == old:
         return "="
     sign = "+" if new > old else "-"
     share = 100 * abs(new - old) / abs(old) if old else 0.0
-    share_text = f" ({sign}{share:,.1f} %)" if share >= 0.05 else ""  # smaller values would round to 0
+    share_text = f" ({sign}{share:,.1f}%)" if share >= 0.05 else ""  # smaller values would round to 0
     return f"{sign}{difference}{share_text}"
 
 

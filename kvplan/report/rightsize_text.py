@@ -14,7 +14,7 @@ from kvplan.report.page import Block, heading
 if TYPE_CHECKING:
     from kvplan.documents.rightsize import RightsizeDocument
 
-# Mean held tokens are 18 % below to 1 % above the truth if no prefix is shared, because longer requests run longer
+# Mean held tokens are 18% below to 1% above the truth if no prefix is shared, because longer requests run longer
 # (11 workloads of vLLM 0.33's own pages, tests/facts/usage_truth.jsonl); a shared prefix lowers the true value.
 HELD_LOW, HELD_HIGH = 0.99, 1.22
 FULL = 0.9  # fraction of a pool above which bursts are preempted; a margin, not a measurement
@@ -90,7 +90,7 @@ def rate(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"
+    return "–" if value is None else f"{100 * value:.0f}%"
 
 
 def number(value: float | None, unit: str = "", digits: int = 2) -> str:
@@ -113,7 +113,7 @@ def rows(used: Usage) -> list[tuple[str, str]]:
         ("time per output token", number(milliseconds, " ms", 1)),
         ("time to first token", number(used.ttft_s, " s")),
         ("KV cache", "–" if used.pool_tokens is None else f"{used.pool_tokens:,} tokens"),
-        ("KV cache in use, mean", share(used.pool_used) + " (true value up to 18 % higher; less with shared prefixes)"),
+        ("KV cache in use, mean", share(used.pool_used) + " (true value up to 18% higher; less with shared prefixes)"),
     ]
 
 

@@ -43,7 +43,7 @@ def accuracy(memory: Reconciliation) -> str:
 
 
 def deviation(row: ComponentRow) -> str:
-    """Difference between predicted and measured bytes, with the tables' sign: "exact", "3 MiB (0.3 %) above"."""
+    """Difference between predicted and measured bytes, with the tables' sign: "exact", "3 MiB (0.3%) above"."""
     if row.error is None or row.relative is None:
         return "not comparable"
     if row.error == 0:

@@ -185,10 +185,10 @@ def _memory(doc: PlanDocument) -> Table:
         if size or name != "lora":
             notes = {"unused": unused_text, "missing": unused_text, "draft": draft_text}
             note = notes[name](doc) if name in notes else ""
-            share = f"{100 * size / memory['total']:.1f} %"
+            share = f"{100 * size / memory['total']:.1f}%"
             rows.append([LABELS.get(name, name), f"{size / GIB:,.2f}", share, note])
     total = [bold("total"), bold(f"{memory['total'] / GIB:,.2f}")]
-    rows.append([*total, "100.0 %", f"budget {format_gib(memory['budget'])}"])
+    rows.append([*total, "100.0%", f"budget {format_gib(memory['budget'])}"])
     return Table.of(("each GPU", "GiB", "share", ""), rows, left=(0, 3))
 
 

@@ -128,7 +128,7 @@ def memory_lines(doc: DiagnosisDocument, *, blocks: bool) -> list[Line]:
 
 
 def _row(label: str, size: int, total: int, style: str, note: str, *, blocks: bool, drawn: bool = True) -> Line:
-    text = f"  {label:<12}{size / GIB:>9,.2f} GiB{100 * size / total:>7.1f} %  "
+    text = f"  {label:<12}{size / GIB:>9,.2f} GiB{100 * size / total:>7.1f}%  "
     return ((text, ""), (bar(size, total, blocks=blocks) if drawn else "", style), (note, "dim"))
 
 

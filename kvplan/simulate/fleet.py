@@ -150,7 +150,7 @@ class Autoscale:
     settle     seconds over which the highest decision counts before replicas are removed
     tolerance  deviation of the ratio from 1 that changes nothing
 
-    Source: the documentation of Kubernetes' HorizontalPodAutoscaler: every 15 s, 10 %, 300 s.
+    Source: the documentation of Kubernetes' HorizontalPodAutoscaler: every 15 s, 10%, 300 s.
     """
 
     fewest: int

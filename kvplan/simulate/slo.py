@@ -203,7 +203,7 @@ DOUBLINGS = 12
 
 
 def largest_rate(start: float, keeps: Callable[[float], bool]) -> Largest:
-    """Search by doubling or halving from `start`, then bisect to 2 %."""
+    """Search by doubling or halving from `start`, then bisect to 2%."""
     return _largest(start, keeps, lambda low, high: (low + high) / 2 if high > low * (1 + PRECISION) else None)
 
 

@@ -138,7 +138,7 @@ def clipped(weights: Counter[int] | dict[int, float], limit: int, source: str, *
 
 
 def grid(low: int, high: int) -> Iterator[int]:
-    """Yield points from `low` to `high`, each one token or at most 0.5 % above the previous one."""
+    """Yield points from `low` to `high`, each one token or at most 0.5% above the previous one."""
     point = low
     while point < high:
         yield point

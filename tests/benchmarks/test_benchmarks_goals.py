@@ -84,7 +84,7 @@ def test_the_page_has_all_goals_and_no_number_that_no_gpu_has_measured() -> None
 def test_a_goal_is_met_when_all_of_its_numbers_are_there_and_in_bounds(
     numbers: dict[str, float], measured: str, met: str
 ) -> None:
-    """85 % of the bandwidth and no slower than the best peer."""
+    """85% of the bandwidth and no slower than the best peer."""
     (row,) = [cells for cells in goals.cells(numbers, "NVIDIA H200") if cells[0].startswith("paged decode attention")]
     assert row[2:] == (measured, met)
 
@@ -162,7 +162,7 @@ def test_a_second_run_on_the_same_gpu_adds_and_one_on_another_has_a_table_of_its
 def test_another_gpu_than_an_h200_is_to_reach_the_same_share_of_its_own_bound(
     gpu: str, tokens_per_s: float, share: float, met: str
 ) -> None:
-    """25,000 of 35,600 are 70.22 %: of 25,491 tokens/s 17,901.0. An H200 is held to the plain number."""
+    """25,000 of 35,600 are 70.22%: of 25,491 tokens/s 17,901.0. An H200 is held to the plain number."""
     values = {"nano-vllm": tokens_per_s, "nano-vllm-share": share}
     (row,) = (cells for cells in goals.cells(values, gpu) if cells[0].startswith("nano-vllm"))
     assert row[2:] == (f"{tokens_per_s:,.0f} tokens/s; {share:.0%} of the measured bound", met)

@@ -57,7 +57,7 @@ def us(*values: float) -> dict[str, Any]:
 
 
 def speed(tile: AttentionTile) -> dict[str, Any]:
-    """Fastest by far is 128 tokens at a time, with 8 warps, 2 stages and 6 programs; all scatter by 1 %."""
+    """Fastest by far is 128 tokens at a time, with 8 warps, 2 stages and 6 programs; all scatter by 1%."""
     value = 100.0 if tile.block_n == 128 and tile.num_warps == 8 and tile.num_stages == 2 else 200.0
     value -= tile.programs
     return us(value * 0.99, value, value * 1.01)

@@ -32,7 +32,7 @@ def test_descriptions_are_no_models_and_each_model_counts_once(
     assert lines[0] == "not covered: someone/never-heard-of"
     assert lines[1].startswith("not covered: someone/Qwen3-8B-FP8-dynamic (of the same model: qwen3-8b")
     assert lines[2] == "no checkpoint: (not named) (a description)"
-    assert lines[-1] == "1 of 3 distinct public models in the catalog (33.3 %), 1 by a sibling alone"
+    assert lines[-1] == "1 of 3 distinct public models in the catalog (33.3%), 1 by a sibling alone"
 
 
 @pytest.mark.parametrize(

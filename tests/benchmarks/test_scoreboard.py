@@ -71,7 +71,7 @@ def line(board: Board, part: str) -> summary.Line:
 def test_weights_are_within_half_a_percent_and_two_for_nine_in_ten(board: Board) -> None:
     standing = line(board, "weights")
     assert standing.n >= 60
-    assert standing.median <= 0.001  # 0.03 % when this was written
+    assert standing.median <= 0.001  # 0.03% when this was written
     assert standing.p90 <= 0.02
 
 
@@ -88,13 +88,13 @@ def test_the_pool_follows_from_the_logged_bytes_for_95_in_100(board: Board) -> N
 def test_the_pool_from_the_inputs_alone_is_within_two_percent_by_the_median(board: Board) -> None:
     standing = next(row for row in board.standings[summary.FITTED] if row.part == "available_kv")
     assert standing.n >= 33
-    assert standing.median <= 0.02  # 1.0 % when this was written
+    assert standing.median <= 0.02  # 1.0% when this was written
 
 
 def test_the_pool_of_releases_never_fitted_is_within_five_percent_by_the_median(board: Board) -> None:
     standing = next(row for row in board.standings[summary.NOT_FITTED] if row.part == "available_kv")
     assert standing.n >= 3  # few: a sampler and non-torch memory over PCIe were set from logs of 0.27
-    assert standing.median <= 0.05  # 2.7 % when this was written
+    assert standing.median <= 0.05  # 2.7% when this was written
 
 
 def test_most_scorable_cases_are_predicted(board: Board) -> None:
@@ -102,7 +102,7 @@ def test_most_scorable_cases_are_predicted(board: Board) -> None:
     assert board.coverage.share >= 0.88  # the rest have no GPU, no split or no scheme of their weights
 
 
-# Logs with all flags that matter, of eight threads: none may drift by more than 0.5 % of the pool.
+# Logs with all flags that matter, of eight threads: none may drift by more than 0.5% of the pool.
 KV_CASES = {
     "142": 50.28, "144": 32.00, "145": 51.38, "146": 64.45, "148": 4.45, "149": 34.49, "183": 21.50, "213": 33.37,
     "216": 10.63, "279": 15.52,

@@ -127,7 +127,7 @@ def test_a_verdict_has_three_values(tmp_path: Path, low: float, high: float, goa
 
 
 def test_errors_are_medians_of_the_points(tmp_path: Path) -> None:
-    """Errors of +10, -20, +40 and -60 %: median 30 %, by nearest rank 9 in 10 within 60 %, bias -5 %."""
+    """Errors of +10, -20, +40 and -60%: median 30%, by nearest rank 9 in 10 within 60%, bias -5%."""
     row = read_row(tmp_path)
     points = [Point(row, "tpot", p, 100.0, low, 130.0) for p, low in ((110, 90), (80, 70), (140, 120), (40, 110))]
     standing = scores.line(points)
@@ -182,7 +182,7 @@ def test_own_facts_are_the_published_ones() -> None:
 
 
 def test_ranges_of_a_kind_come_from_its_results() -> None:
-    """Factors 0.8 to 1.2 of one kind of results: the range of 9 in 10 of them begins and ends within 5 % of theirs."""
+    """Factors 0.8 to 1.2 of one kind of results: the range of 9 in 10 of them begins and ends within 5% of theirs."""
     low, high = bounds.bounds([("a", 0.8 + 0.004 * number) for number in range(101)])
     assert (low, high) == pytest.approx((0.82, 1.18), abs=0.01)
 

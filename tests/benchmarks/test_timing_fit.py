@@ -25,7 +25,7 @@ def sizes(errors: list[dict[str, float]], metric: str) -> list[float]:
 
 
 def test_hosts_are_as_far_off_as_the_goals_allow_on_kinds_they_have_not_seen(cases: list[Case]) -> None:
-    """Goals where kernels were measured: 10 % per output token, 9 in 10 within 30 %; 28 % to the first token."""
+    """Goals where kernels were measured: 10% per output token, 9 in 10 within 30%; 28% to the first token."""
     errors = [log_errors(case, host_without_kind(case.fact)) for case in cases]
     per_token = sizes(errors, "tpot")
     assert len(per_token) > 400
@@ -67,7 +67,7 @@ def test_a_burst_is_not_fitted() -> None:
 
 
 def test_results_that_contradict_themselves_and_held_families_are_left_out() -> None:
-    """Llama 8B in fp8 under vLLM 0.12: 118,000 prompt tokens/s, 1.8 PFLOP/s, 89 % of an H200's peak."""
+    """Llama 8B in fp8 under vLLM 0.12: 118,000 prompt tokens/s, 1.8 PFLOP/s, 89% of an H200's peak."""
     facts = [fact for fact in read_facts(FACTS) if isinstance(fact, Fact)]
     faulty = {(fact.model, fact.version) for fact in facts if is_faulty(fact)}
     assert ("llama-3.1-8b-fp8", "0.12.0") in faulty

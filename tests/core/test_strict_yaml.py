@@ -27,7 +27,7 @@ def value(text: str) -> Scalar:
 
 
 def test_every_key_and_value_knows_its_line_and_column() -> None:
-    top = parse("# a comment\na: 32k\nb:\n  - {c: '5 %', d: é, e: 1}\n  - x\n", "p.yaml")
+    top = parse("# a comment\na: 32k\nb:\n  - {c: '5%', d: é, e: 1}\n  - x\n", "p.yaml")
     assert str(top.keys["a"]) == "p.yaml:2:1"
     assert str(top.values["a"].mark) == "p.yaml:2:4"
     items = top.values["b"]

@@ -174,7 +174,7 @@ def saved(folder: Path, family: str = "qwen3_next", **changes: Any) -> Path:
     [("qwen3_next", "float32"), ("qwen3_next", "bfloat16"), ("qwen3_5", "float32"), ("qwen3_5_moe", "bfloat16")],
 )
 def test_memory_is_as_planned_to_the_byte_and_activations_nearly(family: str, dtype: Any, tmp_path: Path) -> None:
-    """Activations: a formula, of a chunk's matrices a fitted one; 16 shapes gave -9 % to +15 %."""
+    """Activations: a formula, of a chunk's matrices a fitted one; 16 shapes gave -9% to +15%."""
     spec = hf_config.load_spec(saved(tmp_path, family, linear_key_head_dim=64, linear_value_head_dim=32))
     sizes: dict[str, Any] = {
         "block_size": 16, "num_blocks": 40, "max_model_len": 160, "max_num_seqs": 3, "max_num_batched_tokens": 128,

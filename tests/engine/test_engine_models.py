@@ -90,7 +90,7 @@ def test_teacher_forced_logits_are_those_of_transformers(family: str, tmp_path: 
 
 @pytest.mark.parametrize("family", some(small_models.FAMILIES, list(small_models.FAMILIES)[::5]))
 def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    """Identical, except where the reference's two best logits are closer than the bound: at most 1 % of the steps."""
+    """Identical, except where the reference's two best logits are closer than the bound: at most 1% of the steps."""
     folder = small_models.save_small_model(family, tmp_path / family, seed=1)
     reference = small_models.load_reference(folder)
     greedy = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)

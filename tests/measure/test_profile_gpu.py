@@ -296,7 +296,7 @@ def test_what_nvml_warns_of_is_kept_once(tmp_path: Path, install: fake_nvml.Inst
 
 
 def test_processes_that_are_not_listed_are_seen_by_what_is_used(install: fake_nvml.Install) -> None:
-    gpu = FakeGpu(used=1 * GIB)  # 1 % of 80 GiB is 819 MiB
+    gpu = FakeGpu(used=1 * GIB)  # 1% of 80 GiB is 819 MiB
     install(gpu)
     with open_nvml() as nvml:
         device = nvml.devices()[0]

@@ -85,7 +85,7 @@ def test_an_idle_server_says_how_much_load_it_has_room_for(growth: float, enough
     used = usage(page(fact["first"]), page(fact["second"]), fact["seconds"])
     idle = replace(used, pool_tokens=1000, held_tokens=9.0, prefix_share=0.0, queue_grows=False, preemptions=0)
     assert first_line(idle, growth) == (
-        "The server is mostly idle, with 1 % of its KV cache in use; "
+        "The server is mostly idle, with 1% of its KV cache in use; "
         f"{enough}: by memory alone, it has room for 81 to 101 times the load"
     )
 

@@ -115,9 +115,9 @@ RATES = Rates(prompt=12_345.6, output=7.25)
 def test_a_reading_is_first_line() -> None:
     now = ServerReading(server_stats(VLLM_PAGE), 0.01, RATES)
     assert first_line(reading(sample=SAMPLE, resident=3 * MIB, host=HOST, server=now), WATCHED) == (
-        "10:11:12  19.00 of 80.00 GiB used, pid 42 10.00 GiB, others 8.00 GiB, 37 % busy, memory busy 21 %, 312 W, "
+        "10:11:12  19.00 of 80.00 GiB used, pid 42 10.00 GiB, others 8.00 GiB, 37% busy, memory busy 21%, 312 W, "
         "SM 1,410 MHz, memory 1,593 MHz, 56 C, resident 3 MiB, host 16.00 of 64.00 GiB used, "
-        "vllm: KV 50.0 % of 436,896 tokens, 27,306 blocks, 7 running, 5 waiting, 2 preemptions, prefix hits 25.0 %, "
+        "vllm: KV 50.0% of 436,896 tokens, 27,306 blocks, 7 running, 5 waiting, 2 preemptions, prefix hits 25.0%, "
         "12,346 prompt tokens/s, 7.2 output tokens/s"
     )
 
@@ -175,18 +175,18 @@ def test_the_view_shows_every_part() -> None:
         "  reserved         1.00 GiB",
         "  free            60.00 GiB",
         "busy     ###############.........................",
-        "  37 % busy, memory busy 21 %, 312 W, SM 1,410 MHz, memory 1,593 MHz, 56 C",
+        "  37% busy, memory busy 21%, 312 W, SM 1,410 MHz, memory 1,593 MHz, 56 C",
         "",
         "host     ##########..............................  16.00 of 64.00 GiB used",
         "  resident           16 GiB",
         "",
         "sglang",
-        "  KV                                :  28.0 %",
+        "  KV                                :  28.0%",
         "  running                           #  162",
         "  waiting                           #  2,826",
         "  prompt                            #  12,346 tokens/s",
         "  output                            #  7.2 tokens/s",
-        "  hits       0.8 % of prompt tokens from the prefix cache",
+        "  hits       0.8% of prompt tokens from the prefix cache",
         "  sglang:prompt_tokens_total: -1 is not a count; left out",
     ]
 
@@ -488,7 +488,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_is_watched_without_a_gpu(run: Run, no_driver: None, server: str, patient: None) -> None:
     ran = run("watch", "--metrics", f"{server}/metrics", *QUICK)
     assert ran.code == 0
-    assert "vllm: KV 50.0 % of 436,896 tokens, 27,306 blocks, 7 running, 5 waiting" in ran.out
+    assert "vllm: KV 50.0% of 436,896 tokens, 27,306 blocks, 7 running, 5 waiting" in ran.out
 
 
 def test_tokens_per_second_are_shown_and_logged_from_the_second_reading_on(

@@ -89,7 +89,7 @@ def check_rates(first: str, second: str, seconds: float, truth: dict[str, float]
     lines = screen_lines([ServerReading(before, 0.0), ServerReading(now, 0.0, rates)], width=80)
     assert row(lines, "preempted").endswith(f"/s, {now.preemptions:,} in all")
     if now.kv_usage is not None:  # our own part of these pages has no gauge of it
-        assert f"{100 * now.kv_usage:.1f} % of {now.kv_tokens:,} tokens" in row(lines, "KV")
+        assert f"{100 * now.kv_usage:.1f}% of {now.kv_tokens:,} tokens" in row(lines, "KV")
     assert max(map(len, lines)) <= 80
 
 
@@ -130,22 +130,22 @@ def test_a_row_is_a_history_and_the_figure_now() -> None:
     """A reading whose page is not its own is a gap; where the server says how many fit, that is the scale's end."""
     assert screen_lines(HISTORY, width=80) == [
         "vllm",
-        "  KV                             ▁▃ ▅  50.0 % of 436,896 tokens, 27,306 blocks",
+        "  KV                             ▁▃ ▅  50.0% of 436,896 tokens, 27,306 blocks",
         "  running                        ▁▂ ▂  7 (53.3 of the longest context fit)",
         "  waiting                        ▁█ █  5",
         "  preempted                       ▁ █  0.5/s, 2 in all",
         "  prompt                          ▅ █  200 tokens/s",
         "  output                          █ ▅  25 tokens/s",
-        "  hits       25.0 % of prompt tokens from the prefix cache",
+        "  hits       25.0% of prompt tokens from the prefix cache",
     ]
 
 
 def test_the_plan_has_a_line_and_is_the_scale_of_running() -> None:
     plan = Planned(tokens=400_000, users=14, context=8192)
     lines = screen_lines(HISTORY, plan, width=80, blocks=False)
-    # 400,000 / 436,896 - 1 = -8.4 %; half of 436,896 is 54.6 % of 400,000
-    assert lines[-1] == "  plan       400,000 tokens (-8.4 %), 54.6 % in use, 14 users of 8,192 tokens".replace(
-        "4 %)", "4%)"
+    # 400,000 / 436,896 - 1 = -8.4%; half of 436,896 is 54.6% of 400,000
+    assert lines[-1] == "  plan       400,000 tokens (-8.4%), 54.6% in use, 14 users of 8,192 tokens".replace(
+        "4%)", "4%)"
     )
     assert row(lines, "running").split() == ["running", "_:", "=", "7", "of", "the", "plan's", "14"]
     assert row(screen_lines(HISTORY, replace(plan, users=5)), "running").endswith("7 above the plan's 5")
@@ -168,7 +168,7 @@ def test_several_servers_have_a_line_each_where_the_height_is_short() -> None:
     ]
     short = [plain(styled) for styled in view_lines(readings, screen, height=20)]
     assert short[3:] == [
-        "a:8000                 KV       ▁▃ ▅  50 %      ▁▄ █ 7 run, 5 wait",
+        "a:8000                 KV       ▁▃ ▅  50%      ▁▄ █ 7 run, 5 wait",
         "b:8000                 unreachable (connection refused), page 12 s old",
         "c:8000                 no answer yet",
     ]
@@ -180,8 +180,8 @@ def test_a_late_page_keeps_its_figures_in_its_line() -> None:
     readings = [reading(HISTORY[1], HISTORY[1]), reading(late, HISTORY[3])]
     rows = [plain(row) for row in view_lines(readings, screen, height=10)][3:]
     assert rows == [
-        "a:8000                 KV         ▃   50 %        █  7 run, 5 wait",
-        f"{'b' * 22} KV         ▃▅  50 %        ▄█ 7 run, 5 wait",
+        "a:8000                 KV         ▃   50%        █  7 run, 5 wait",
+        f"{'b' * 22} KV         ▃▅  50%        ▄█ 7 run, 5 wait",
     ]
 
 
@@ -221,7 +221,7 @@ def test_a_server_that_goes_away_says_so_and_the_others_go_on(
     lines = [line for line in lines if not line.startswith("host ")]
     assert len(lines) == 3 * 7
     assert lines[1] == f"{host}/leaving  vllm: 3 running"
-    assert all(line.startswith(f"{host}  vllm: KV 50.0 % of 436,896 tokens") for line in lines[::3])
+    assert all(line.startswith(f"{host}  vllm: KV 50.0% of 436,896 tokens") for line in lines[::3])
     assert all("metrics: no figures (HTTP 404" in line for line in lines[4::3])
     assert set(lines[2::3]) == {"127.0.0.1:1  metrics: unreachable (connection refused)"}
     rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
@@ -293,7 +293,7 @@ def test_simulated_servers_are_watched_beside_their_plan(run: Run, clock: Simple
     assert readings[1].servers[1].rates.output == 0.0
     lines = [plain(styled) for styled in view_lines(readings, Screen(watched, "no GPU", planned=plan))]
     # the servers' own pages say 446,240 tokens, which are 54.47 times 8,192
-    assert lines.count("  plan       446,240 tokens (+0.0%), 0.0 % in use, 54 users of 8,192 tokens") == 2
+    assert lines.count("  plan       446,240 tokens (+0.0%), 0.0% in use, 54 users of 8,192 tokens") == 2
     assert "vllm at first" in lines
     assert "metrics: unreachable" in lines[lines.index("vllm at second, 2.0 s ago") + 1]
     assert max(map(len, lines)) <= 80

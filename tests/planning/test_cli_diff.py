@@ -234,7 +234,7 @@ def test_every_format_is_written_and_reported(run: Run, models: Path) -> None:
     memory = {row["name"]: int(row["delta"]) for row in table if row["part"] == "memory"}
     assert sum(memory.values()) - memory["memory.total"] == memory["memory.total"]
     Draft202012Validator(document_schema("diff")).validate(json.loads((models / "d.json").read_text(encoding="utf-8")))
-    assert "| KV per token | 128 KiB | 64 KiB | -64 KiB (-50.0 %) |" in (models / "d.md").read_text(encoding="utf-8")
+    assert "| KV per token | 128 KiB | 64 KiB | -64 KiB (-50.0%) |" in (models / "d.md").read_text(encoding="utf-8")
 
 
 # --- revisions --------------------------------------------------------------------------------------------------------

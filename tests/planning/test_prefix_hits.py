@@ -38,7 +38,7 @@ def drafted(num_drafts: int) -> dict[str, Any]:
 def test_a_repeated_prompt_finds_what_vllms_scheduler_finds(row: dict[str, Any]) -> None:
     args = {"max_model_len": row["max_model_len"], **drafted(row["drafts"])}
     notes = planned(row["model"], Load(mean_tokens=row["prompt"], prompt_tokens=row["prompt"]), **args).notes
-    rate = f"{row['hit'] * 1000 // row['prompt'] / 10:.1f} %"
+    rate = f"{row['hit'] * 1000 // row['prompt'] / 10:.1f}%"
     assert [note for note in notes if "repeated prompt" in note] == [
         note for note in notes if f"at most {rate} of a repeated prompt" in note and f"({row['hit']:,} tokens:" in note
     ]
@@ -48,10 +48,10 @@ def test_a_repeated_prompt_finds_what_vllms_scheduler_finds(row: dict[str, Any])
 def test_an_estimate_says_it_for_a_prompt_and_for_a_shared_prefix(run: Run) -> None:
     words = ("estimate", "qwen3-next-80b-a3b", "--gpu", "h200", "--tp", "4", "--ctx", "16k", "--offline")
     prompt = run(*words, "--prompt-tokens", "10000", "--output-tokens", "500").err
-    assert "at most 99.2 % of a repeated prompt of 10,000 tokens is found" in prompt  # 31 blocks of 320
+    assert "at most 99.2% of a repeated prompt of 10,000 tokens is found" in prompt  # 31 blocks of 320
     prefix = run(*words, "--mean-tokens", "4000", "--shared-prefix", "1000").err
     hits = "(960 tokens: blocks of 320)"
-    assert f"at most 96.0 % of the prefix of 1,000 tokens is found in the prefix cache {hits}" in prefix
+    assert f"at most 96.0% of the prefix of 1,000 tokens is found in the prefix cache {hits}" in prefix
     assert "prefix of" not in run(*words, "--mean-tokens", "4000", "--shared-prefix", "960").err
 
 

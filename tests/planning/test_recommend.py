@@ -637,11 +637,11 @@ def test_a_utilisation_that_crowds_the_cuda_context_is_marked(run: Run) -> None:
     high = [fit for fit in fits if fit["utilization"]["holds"]]
     tight = [fit["utilization"]["value"] for fit in high if fit["utilization_is_tight"]]
     easy = [fit["utilization"]["value"] for fit in high if not fit["utilization_is_tight"]]
-    # The context takes at most 0.65 GiB of 79.14: 0.82 %.
+    # The context takes at most 0.65 GiB of 79.14: 0.82%.
     assert max(easy) <= 0.99
     assert all(value > 0.99 for value in tight)
     small = recommended(run, "qwen2.5-7b", "--gpu", "rtx-4090", "--tp", "2", "--ctx", "32k", "--users", "12")["fit"]
-    # The contexts of two ranks take up to 3.35 GiB of 23.64: 14 %.
+    # The contexts of two ranks take up to 3.35 GiB of 23.64: 14%.
     assert small["utilization_is_tight"] == (small["utilization"]["value"] > 0.85)
 
 

@@ -69,7 +69,7 @@ def test_the_answer_says_what_a_request_takes_beside_the_log_line(run: Run) -> N
     # less the null block hold 1,199 // (3 + 1) requests of one token.
     args = "--tp 4 --ctx 32k --num-gpu-blocks-override 1200 --max-num-seqs 256 --gpu h100-80g --offline"
     out = run("estimate", "qwen3-next-80b-a3b", *args.split()).out
-    assert "  request     9 blocks before its first token (0.75 % of the pool; 3 while decoding), then 1 block" in out
+    assert "  request     9 blocks before its first token (0.75% of the pool; 3 while decoding), then 1 block" in out
     assert "at most 299 requests at once, however short (--max-num-seqs allows 256)" in out
 
 

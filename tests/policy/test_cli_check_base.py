@@ -96,11 +96,11 @@ def test_a_change_that_weakens_nothing_passes(run: Run, repository: Path) -> Non
     assert "is weaker than in main (" in message
 
 
-# --- the smuggles: an honest regression of 61 % of the tokens, made to pass -------------------------------------------
+# --- the smuggles: an honest regression of 61% of the tokens, made to pass -------------------------------------------
 
 
 def regress(folder: Path) -> None:
-    """Twice the layers: twice the KV bytes of a token, 61 % fewer tokens."""
+    """Twice the layers: twice the KV bytes of a token, 61% fewer tokens."""
     config_file_in(folder, num_hidden_layers=64)
 
 
@@ -167,7 +167,7 @@ def test_an_honest_improvement_passes_with_its_new_baseline(run: Run, repository
     [
         ("min_headroom: 5%", "min_headroom: 4%", "limit", "target a: min_headroom is looser: 5% -> 4%"),
         ("p99: 4", "p99: 3", "limit", "target a: min_users.p99 is looser: 4 -> 3"),
-        # 5 % of an H100's 79.19 GiB are 3.96 GiB
+        # 5% of an H100's 79.19 GiB are 3.96 GiB
         ("min_headroom: 5%", "min_headroom: 3GiB", "limit", "target a: min_headroom is looser: 5% -> 3GiB"),
         ("kv_tokens: 5%", "kv_tokens: 6%", "limit", "baseline: max_drop.kv_tokens is looser: 5% -> 6%"),
         (", p99: 4", "", "rule", "target a: min_users.p99 is no longer required"),

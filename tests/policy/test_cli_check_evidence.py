@@ -34,7 +34,7 @@ def test_a_baseline_is_written_held_and_accepted_anew(run: Run, tmp_path: Path) 
     layer = 2 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336 + 2 * 4096)
     weights = findings(grown)["baseline.weights"]
     assert weights["actual"] - weights["limit"] == layer
-    assert findings(grown)["baseline.kv_tokens"]["outcome"] == "fail"  # one layer in 33 is 3 % of the KV
+    assert findings(grown)["baseline.kv_tokens"]["outcome"] == "fail"  # one layer in 33 is 3% of the KV
     assert run("check", path, "--update-baseline").code == 0
     assert run("check", path).code == 0
 

@@ -56,7 +56,7 @@ def test_a_policy_that_init_writes_is_kept_at_once(run: Run, tmp_path: Path, nam
 def test_the_slack_is_what_the_file_says(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "new.yaml"
     run("check", "--init", *INITS["plain"], "-o", path)
-    assert "90 % of today's figure" in path.read_text()
+    assert "90% of today's figure" in path.read_text()
     by_rule = findings(run("check", path, "--format", "json"))
     for rule in ("min_concurrency", "min_kv_tokens"):
         actual = by_rule[rule]["actual"]

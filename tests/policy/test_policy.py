@@ -312,7 +312,7 @@ def test_concurrency_is_the_headlines_number(model: str, args: dict[str, Any]) -
 
 
 def test_the_logs_figure_has_a_rule_of_its_own() -> None:
-    """14.10, as servers with this model, GPU and context log it within 2 %; its code is the one it had."""
+    """14.10, as servers with this model, GPU and context log it within 2%; its code is the one it had."""
     assert only(doc("min_logged_concurrency: 14.0")).outcome == "pass"
     failed = only(doc("min_logged_concurrency: 14.2"))
     assert (failed.outcome, failed.code) == ("fail", "KVP003")
@@ -336,7 +336,7 @@ def test_a_difference_too_small_for_gib_is_told_in_its_own_unit(over: int) -> No
 
 
 def test_headroom_as_a_share_is_of_the_gpus_memory() -> None:
-    """The a100-80g's 79.25 GiB, of which a utilisation of 0.92 leaves 8 %, less what the pool rounds off."""
+    """The a100-80g's 79.25 GiB, of which a utilisation of 0.92 leaves 8%, less what the pool rounds off."""
     passed, failed = only(doc("min_headroom: 8%")), only(doc("min_headroom: 8.01%"))
     assert (passed.outcome, failed.outcome) == ("pass", "fail")
     total = planned().memory.total
@@ -357,7 +357,7 @@ def test_what_does_not_fit_fails_every_floor_and_says_what_is_short() -> None:
     assert headroom.actual < 0
 
 
-# Mean 0.5 x 1,000 + 0.48 x 2,000 + 0.02 x 30,000 = 2,060; 98 % are at most 2,000, so the 99th percentile is 30,000.
+# Mean 0.5 x 1,000 + 0.48 x 2,000 + 0.02 x 30,000 = 2,060; 98% are at most 2,000, so the 99th percentile is 30,000.
 TWO_LENGTHS = Lengths(((1000, 0.5), (2000, 0.48), (30000, 0.02)), "by hand")
 
 
@@ -769,7 +769,7 @@ def test_a_baseline_of_an_earlier_release_says_no_users() -> None:
 
 @pytest.mark.parametrize(("before", "outcome"), [(14, "pass"), (15, "fail"), (None, "skip")])
 def test_users_may_not_drop_from_the_baselines(before: int | None, outcome: str) -> None:
-    """14 users of 15 are 6.67 % less; a baseline of an earlier release says none."""
+    """14 users of 15 are 6.67% less; a baseline of an earlier release says none."""
     rules = doc("fits: true", "baseline: {file: b.json, max_drop: {users: 6.6%}}")
     result = judged(rules, baseline={"chat": dataclasses.replace(FIGURES, users=before)})
     assert [finding.outcome for finding in result.findings] == ["pass", outcome]

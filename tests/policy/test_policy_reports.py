@@ -274,12 +274,12 @@ def test_each_target_shows_its_change_since_the_baseline() -> None:
     rows = rendered(markdown(CheckResult("p.yaml", (target,), ()))).rows
     assert rows[:7] == [
         ["", "now", "baseline", "change"],
-        ["weights", "16.00 GiB", "15.50 GiB", "+512 MiB (+3.2 %)"],  # 0.5 / 15.5
+        ["weights", "16.00 GiB", "15.50 GiB", "+512 MiB (+3.2%)"],  # 0.5 / 15.5
         ["KV cache", "40.00 GiB", "40.00 GiB", "="],
         ["headroom", "6.00 GiB", "0.00 GiB", "+6 GiB"],  # no share of nothing
         ["KV per token", "128 KiB", "128 KiB", "="],
-        ["tokens", "327,680", "409,600", "-81,920 (-20.0 %)"],
-        ["concurrency", "10.00", "12.50", "-2.50 (-20.0 %)"],
+        ["tokens", "327,680", "409,600", "-81,920 (-20.0%)"],
+        ["concurrency", "10.00", "12.50", "-2.50 (-20.0%)"],
     ]
 
 

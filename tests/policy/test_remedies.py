@@ -107,7 +107,7 @@ def fixes(rules: str, more: str = "", **options: Any) -> tuple[dict[str, str | N
 
 
 def test_no_part_of_the_change_that_cures_all_is_idle() -> None:
-    """14 requests fit, and 6.34 GiB (8 %) are left: more of both takes two changes."""
+    """14 requests fit, and 6.34 GiB (8%) are left: more of both takes two changes."""
     text = ONE.format("min_concurrency: 20, min_headroom: 12%, max_weights: 10GiB", "")
     (target,) = judged(text, planned()).targets
     assert target.cure is not None
@@ -154,7 +154,7 @@ def test_where_nothing_cures_all_each_rule_says_what_it_needs_and_that() -> None
 
 
 def test_what_was_measured_no_change_cures() -> None:
-    """A prediction that is off by 9 % fails whatever the flags are; two of three are cured."""
+    """A prediction that is off by 9% fails whatever the flags are; two of three are cured."""
     more = "measured: {file: run, max_error: 5%}\n"
     rules = "min_concurrency: 20, max_weights: 10GiB, max_prediction_error: 5%"
     evidence = Evidence(subject="a run", error=0.09, worst="weights", matches=frozenset({"chat"}))

@@ -139,7 +139,7 @@ def test_users_are_those_of_the_lengths_stated() -> None:
     text, users = screen_text(answer), plan_document(answer)["concurrency"]
     assert (
         f"  concurrent  {users['users']:>7,}  or more; lengths lognormal:median=1000,sigma=1.2, "
-        "overflow at most 1 %, with one prefill in flight" in text
+        "overflow at most 1%, with one prefill in flight" in text
     )
     mean = planned(load=Load(mean_tokens=2048))
     assert f"{mean.concurrency.users:,}  requests at 2,048 tokens each, with one prefill in flight" in screen_text(mean)
@@ -490,7 +490,7 @@ def test_markdown_of_one_plan_carries_the_documents_rows(golden: Callable[[str, 
     memory, text = dict[str, Any](plan_document(answer)["memory"]), plans_markdown([answer])
     golden("estimate_llama_8b.md", text)
     for key, label in ROWS.items():
-        assert f"| {label} | {memory[key] / GIB:,.2f} | {100 * memory[key] / memory['total']:.1f} % |" in text
+        assert f"| {label} | {memory[key] / GIB:,.2f} | {100 * memory[key] / memory['total']:.1f}% |" in text
     assert "| KV per user | 4 GiB at 32,768 tokens |" in text
     assert f"```\n{plan_document(answer)['flags']['command']}\n```" in text
 

@@ -114,7 +114,7 @@ def markdown_tables(markdown: str) -> list[list[list[str]]]:
 
 
 def read(figure: str) -> tuple[float, float]:
-    """(value, half of its last place) of a number as readers see it: "513.13 MiB", "-31.48 %", "3,328 tokens"."""
+    """(value, half of its last place) of a number as readers see it: "513.13 MiB", "-31.48%", "3,328 tokens"."""
     match = NUMBER.match(figure)
     assert match, figure
     unit = figure[match.end() :].strip().split(" ")[0]
@@ -232,14 +232,14 @@ def test_the_answer_says_what_fits_and_how_far_the_prediction_was_off(tmp_path: 
     assert total.error is not None
     assert total.predicted is not None
     assert total.predicted < total.size  # this run's plan leaves out what nothing explains
-    assert data.answer.endswith(f"{-total.error / 1024:.2f} KiB ({-100 * total.error / total.size:.1f} %) below.")
+    assert data.answer.endswith(f"{-total.error / 1024:.2f} KiB ({-100 * total.error / total.size:.1f}%) below.")
 
 
 @pytest.mark.parametrize(
     ("predicted", "measured", "words"),
     [
-        (990, 1000, "10 B (1.0 %) below"),  # the tables' error of such a row is -1.0 %
-        (1010, 1000, "10 B (1.0 %) above"),
+        (990, 1000, "10 B (1.0%) below"),  # the tables' error of such a row is -1.0%
+        (1010, 1000, "10 B (1.0%) above"),
         (1000, 1000, "exact"),
         (None, 1000, "not comparable"),
     ],
@@ -362,11 +362,11 @@ def test_rows_that_exceed_the_device_are_no_bytes_without_a_row(tmp_path: Path) 
         (538_060_032, "bytes", "513.13 MiB"),
         (0, "error", "0 B"),
         (-21_682_176, "error", "-21,682,176 B"),
-        (-0.31482, "relative", "-31.48 %"),
-        (0.00003, "relative", "+0.003 %"),
-        (0.0, "relative", "0 %"),
-        (0.0001, "share", "under 0.1 %"),
-        (1.0, "share", "100.0 %"),
+        (-0.31482, "relative", "-31.48%"),
+        (0.00003, "relative", "+0.003%"),
+        (0.0, "relative", "0%"),
+        (0.0001, "share", "under 0.1%"),
+        (1.0, "share", "100.0%"),
         (3328, "tokens", "3,328 tokens"),
         (1, "times", "1 time"),
         (34.3598, "tokens/s", "34.4 tokens/s"),

@@ -221,9 +221,9 @@ def test_the_most_blocks_are_those_of_the_densest_step_where_no_sample_saw_it(tm
     """Samples saw 12 blocks and one preemption; the engine counted 42 of 128 after a step, and 3 preemptions."""
     results = served(2.0, 32, 4, 42, 600, num_preemptions=3)
     data = data_of(cpu_run(tmp_path / "cpu", results=results))
-    assert data.findings["kv"] == "At most 42 blocks of 128 (32.8 %) were in use; requests were preempted 3 times."
+    assert data.findings["kv"] == "At most 42 blocks of 128 (32.8%) were in use; requests were preempted 3 times."
     sampled = data_of(cpu_run(tmp_path / "sampled", results=served(2.0, 32, 4, 7, 100)))
-    assert sampled.findings["kv"].startswith("At most 12 blocks of 128 (9.4 %) were in use; ")
+    assert sampled.findings["kv"].startswith("At most 12 blocks of 128 (9.4%) were in use; ")
 
 
 def test_a_stage_without_a_steps_end_has_no_figures_of_the_engine(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_share_that_is_not_known_is_not_spoken_of(missing: str, tmp_path: Path
     assert shares.count(None) == (2 if missing == "both" else 1)
     assert data.findings["allocators"] == "In the same pool, paged blocks ran 4 requests at once and contiguous ones 3."
     whole = data_of(cpu_run(tmp_path / "whole")).findings["allocators"]
-    assert whole.endswith(" 3; 6.2 % and 30.6 % of the allocated slots were empty.")  # 12 of 192 and 44 of 144
+    assert whole.endswith(" 3; 6.2% and 30.6% of the allocated slots were empty.")  # 12 of 192 and 44 of 144
 
 
 @pytest.mark.parametrize(("size", "answer"), [(1, "tiny on the CPU: the"), (2, "tiny on the CPU, rank 0 of 2: the")])

@@ -183,7 +183,7 @@ def test_requests_come_at_the_rate_or_the_traces_times() -> None:
     assert paced(requests, None, 0, has_times=True) == requests
     assert [request.arrival_s for request in paced(requests, math.inf, 0, has_times=True)] == [0.0, 0.0, 0.0]
     many = paced((PlannedRequest(5, 5),) * 4000, 8.0, 0, has_times=False)
-    assert many[-1].arrival_s / 3999 == pytest.approx(1 / 8, rel=0.05)  # a Poisson process: 1.6 % is one deviation
+    assert many[-1].arrival_s / 3999 == pytest.approx(1 / 8, rel=0.05)  # a Poisson process: 1.6% is one deviation
     with pytest.raises(UsageError, match="not an address"):
         base_of(ProfileOptions(server="http://"))
 

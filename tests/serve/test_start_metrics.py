@@ -81,7 +81,7 @@ def test_the_page_has_the_figures_of_every_rank(run: Run, tmp_path: Path) -> Non
 
 
 def test_a_page_without_its_start_asks_for_a_restart(run: Run, tmp_path: Path) -> None:
-    """Of a release before: it was planned as vLLM's with --engine vllm@0.33, 577 % off."""
+    """Of a release before: it was planned as vLLM's with --engine vllm@0.33, 577% off."""
     page = tmp_path / "metrics.txt"
     page.write_bytes(ServerMetrics("llama", 96, cache_config(engine_for("llama", num_blocks=40))).page())
     for words in ([], ["--engine", "vllm@0.33", "--gpu", "h100-80g"]):

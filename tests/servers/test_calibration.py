@@ -9,7 +9,7 @@ import pytest
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
 
-TOTAL = 85_029_158_912  # bytes of an H100 80GB as CUDA reports them, within 1 % of the table's
+TOTAL = 85_029_158_912  # bytes of an H100 80GB as CUDA reports them, within 1% of the table's
 MEASURED = {"context": 600_000_000, "non_torch": 700_000_000, "cuda_graphs": 5, "allocator_slack": 6}
 ASK = ("estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "h100-80g", "--format", "json")
 

@@ -567,7 +567,7 @@ def test_every_option_of_simulate_is_used_here() -> None:
 
 @pytest.mark.full
 def test_a_percentile_that_rests_on_few_requests_is_noted(run: Run) -> None:
-    """1 % of 40 is less than one request, a tenth of 220 is 22."""
+    """1% of 40 is less than one request, a tenth of 220 is 22."""
     assert "ttft p99 of 40 requests depends on the 1 slowest" in run("simulate", *MODEL, *SMALL, "--slo", "ttft=9s").err
     assert run("simulate", *MODEL, *CONV, "--num-requests", "220", "--slo", "ttft.p90=9s").err == ""
 

@@ -215,7 +215,7 @@ def test_a_server_of_c_seats_waits_as_erlang_says(seats: int, rho: float) -> Non
     servers = fleet(requests, 1, RoundRobin(), Kind("", lambda arrivals, _: long_station(arrivals, seats)))
     assert waits(servers) == pytest.approx(
         erlang_wait(seats, rho * seats, 1.0), rel=0.12
-    )  # 20,000 arrivals: 2 of 3 in 6 %
+    )  # 20,000 arrivals: 2 of 3 in 6%
 
 
 def test_random_routing_waits_as_pollaczek_and_khinchine_say_and_the_least_loaded_waits_less() -> None:

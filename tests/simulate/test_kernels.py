@@ -48,7 +48,7 @@ def alone(answer: Plan, host: Host | None = None) -> KernelStep:
 @pytest.mark.parametrize(
     ("form", "tokens", "outputs", "inputs", "measured"),
     [
-        ("bfloat16", 16384, 16384, 16384, 12.701923794216581),  # 693 TFLOP/s, 70 % of the data sheet's
+        ("bfloat16", 16384, 16384, 16384, 12.701923794216581),  # 693 TFLOP/s, 70% of the data sheet's
         ("bfloat16", 64, 4096, 4096, 0.014767110347747803),
         ("fp8", 16384, 16384, 16384, 8.10567135281033),  # 1,085 TFLOP/s
     ],
@@ -217,7 +217,7 @@ def test_a_format_that_was_not_measured_is_named() -> None:
 
 @pytest.mark.parametrize(("batch", "context"), [(1, 512), (8, 2_048), (64, 2_048)])
 def test_a_decoding_step_takes_longer_than_its_bytes(batch: int, context: int) -> None:
-    """Llama-3.1-8B on H200: 15.01 GB at 4.8 TB/s, 131,072 bytes of KV a token; kernels reach 60 to 95 % of that."""
+    """Llama-3.1-8B on H200: 15.01 GB at 4.8 TB/s, 131,072 bytes of KV a token; kernels reach 60 to 95% of that."""
     tokens = batch * context
     least = (2 * 7_504_924_672 + 131_072 * tokens) / 4.8e12
     seconds = alone(planned(gpu_name="h200")).seconds(StepWork(batch, batch, batch, (tokens,), (tokens,)))

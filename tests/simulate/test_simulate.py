@@ -514,7 +514,7 @@ def up_to(limit: float, tried: list[float]) -> Callable[[float], bool]:
 def test_bisection_ends_within_two_percent_of_the_largest_rate(start: float, boundary: float) -> None:
     tried: list[float] = []
     search = slo.largest_rate(start, up_to(boundary, tried))
-    assert search.runs == len(tried) <= 12 + 7  # 2^-6 of a doubling is 1.6 %
+    assert search.runs == len(tried) <= 12 + 7  # 2^-6 of a doubling is 1.6%
     if search.keeps is not None:
         assert search.keeps in tried
         assert search.keeps <= boundary

@@ -130,7 +130,7 @@ def test_users_and_all_at_once_need_no_target(run: Run) -> None:
 
 
 def test_defaults_that_suffice_are_the_answer(run: Run) -> None:
-    """At a tenth of what they surely serve nothing is turned; what fp8 would add is named from 2 % on."""
+    """At a tenth of what they surely serve nothing is turned; what fp8 would add is named from 2% on."""
     fixed = (*SLO, *FIXED[1:], "--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
     document = tuned(run, *fixed, "--rate", "0.2")
     best = document["settings"][0]

@@ -299,8 +299,8 @@ def test_a_shared_prefix_may_be_said_and_prompts_are_longer_than_it() -> None:
 def test_a_share_falls_on_the_line_between_two_points() -> None:
     lengths = tuple(accumulate([10] + [100] * 29))
     assert tokens_at(lengths, 0) == 10
-    assert tokens_at(lengths, 0.005) == 110  # the second point is 0.5 %
-    assert tokens_at(lengths, 0.0075) == 160  # halfway to the third, 1 %
+    assert tokens_at(lengths, 0.005) == 110  # the second point is 0.5%
+    assert tokens_at(lengths, 0.0075) == 160  # halfway to the third, 1%
     assert tokens_at(lengths, 0.525) == lengths[POINTS.index(50)] + 50
     assert tokens_at(lengths, 1) == lengths[-1]
 

@@ -68,7 +68,7 @@ def test_two_numbers_fix_a_lognormal(settings: dict[str, float], mu: float, sigm
 
 def test_lengths_above_the_limit_count_as_the_limit_and_are_noted() -> None:
     lengths = parse_lengths("lognormal:median=1000,sigma=1", 2000)
-    above = 0.5 * math.erfc(math.log(2) / math.sqrt(2))  # 24.4 %
+    above = 0.5 * math.erfc(math.log(2) / math.sqrt(2))  # 24.4%
     assert lengths.longest == 2000
     assert lengths.notes == (f"{above:.2%} of the lengths are above 2,000 tokens and count as 2,000",)
     assert parse_lengths("const:9000", 2000).points == ((2000, 1.0),)

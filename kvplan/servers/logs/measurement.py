@@ -11,7 +11,7 @@ from kvplan.servers.plans.plan import Kind
 
 Source = Literal["run", "log", "page"]
 WHERE: Final[Mapping[Source, str]] = {"run": "in the run", "log": "in the log", "page": "on the page"}
-SMALLEST_SHARE: Final = 0.0005  # smallest share not shown as 0.0 %
+SMALLEST_SHARE: Final = 0.0005  # smallest share not shown as 0.0%
 
 
 @dataclass(frozen=True, slots=True)

@@ -447,7 +447,7 @@ def hit_notes(what: str, num_tokens: int, matched: int, unit: int) -> list[str]:
     match = matched // unit * unit
     if match == num_tokens:
         return []
-    rate = f"{floor(1000 * match / num_tokens) / 10:.1f} %"  # never rounded up to more than is found
+    rate = f"{floor(1000 * match / num_tokens) / 10:.1f}%"  # never rounded up to more than is found
     return [f"at most {rate} of {what} is found in the prefix cache ({match:,} tokens: blocks of {unit:,})"]
 
 

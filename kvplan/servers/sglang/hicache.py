@@ -70,5 +70,5 @@ def notes(args: EngineArgs) -> list[str]:
         return []
     return [
         f"{FLAG}: the host's pools are {RATIO:g} x the GPU's at most: SGLang makes them smaller where less is free "
-        "of 80 % of the host's memory, which is not modeled; --hicache-ratio or --hicache-size says what it takes"
+        "of 80% of the host's memory, which is not modeled; --hicache-ratio or --hicache-size says what it takes"
     ]

@@ -48,7 +48,7 @@ BACKENDS: Final = (
 # kernel served fewer rows and did not split experts.
 STATIC_ROWS, SPLIT_ROWS, TILE, GROUP = 1024, 32, 128, 256
 EARLIER_STATIC_ROWS: Final = 640
-B12X_LEAST: Final = 0.8  # of the formula: the larger of the two measured differences is 17 % below it
+B12X_LEAST: Final = 0.8  # of the formula: the larger of the two measured differences is 17% below it
 MEASURED_ONCE: Final = int(11.47 * GIB)  # more than marlin: Qwen3.6-35B-A3B-NVFP4, 8,192 tokens (vllm#49476)
 # What the TensorRT-LLM kernels asked for on a rank of 4 to 32 GPUs with expert parallelism: Qwen3.6-35B-A3B 4.06,
 # DeepSeek-R1 4.15, Kimi-K2-Thinking 5.62, GLM-5 6.56 GiB (flashinfer#4916).

@@ -619,7 +619,7 @@ class Range:
 
 
 # Growth between the snapshot and the end of the profiling run: kernels loaded, cuBLAS workspaces, all-reduce buffers.
-# One NVIDIA GPU, vLLM 0.6-0.11: median of 24 threads 0.085, 10-90 % 0.03-0.28 GiB; all 8 runs on H100 with 0.11: 0.13.
+# One NVIDIA GPU, vLLM 0.6-0.11: median of 24 threads 0.085, 10-90% 0.03-0.28 GiB; all 8 runs on H100 with 0.11: 0.13.
 NON_TORCH_ONE = Range(
     GIB * 3 // 100, GIB * 12 // 100, GIB // 3, "over 24 reports",
     f"llm-d-benchmark, vllm#11899, vllm#10517, Unsloth; {EVIDENCE}non-torch",

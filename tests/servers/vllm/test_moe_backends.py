@@ -70,7 +70,7 @@ def test_two_backends_on_one_card(backend: str, logged: float) -> None:
 
 
 def test_a_large_step_takes_half_of_the_pool() -> None:
-    """vllm-project/vllm#49079: 55 % less KV cache with 65,536 tokens a step on a GB10, of 58.38 GiB."""
+    """vllm-project/vllm#49079: 55% less KV cache with 65,536 tokens a step on a GB10, of 58.38 GiB."""
     change: dict[str, Any] = {"max_num_batched_tokens": 65_536, "max_num_seqs": 512, "max_model_len": 131_072}
     auto, b12x = (
         planned(backend, card="gb10", gpu_memory_utilization=0.8, **change) for backend in (None, "flashinfer_b12x")

@@ -467,7 +467,7 @@ def test_a_pool_beside_mtp_follows_from_the_inputs_of_a_log_that_no_rule_was_mad
     )  # fmt: skip
     answer = plan(Request(catalog.load("qwen3.6-35b-a3b-nvfp4"), gpu("gb10"), args, parse_engine("vllm@0.22")))
     assert answer.memory.weights == pytest.approx(21.93 * GIB, rel=0.01)
-    assert answer.available == pytest.approx(74.76 * GIB, rel=0.03)  # 2.4 % when this was written
+    assert answer.available == pytest.approx(74.76 * GIB, rel=0.03)  # 2.4% when this was written
 
 
 # --- a DSpark head within the checkpoint --------------------------------------------------------------------------
