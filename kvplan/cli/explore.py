@@ -161,8 +161,8 @@ def axes_of(grid: Grid, release: "Version") -> list[Axis]:
     """An axis for each of grid.sizes, in that order; the page opens at the server's default utilization."""
     contexts = grid.shape[2]
     gpus = [request.gpu.name for request in grid.requests[::contexts]]
-    lengths = [tokens_text(request.args.max_model_len) for request in grid.requests[:contexts]]
-    means = [FULL if mean is None else tokens_text(mean) for mean in grid.means]
+    lengths = [length_text(request.args.max_model_len) for request in grid.requests[:contexts]]
+    means = [FULL if mean is None else length_text(mean) for mean in grid.means]
     share = server_of(release.engine).settings(grid.requests[0]).gpu_memory_utilization
     return [
         axis("model", [grid.requests[0].spec.name]),
@@ -187,5 +187,5 @@ def nearest(values: Sequence[float], value: float) -> int:
     return min(range(len(values)), key=lambda index: abs(values[index] - value))
 
 
-def tokens_text(tokens: object) -> str:
+def length_text(tokens: object) -> str:
     return f"{tokens:,}" if isinstance(tokens, int) else str(tokens)

@@ -17,7 +17,7 @@ from kvplan.cli.trace_options import (
 )
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
-from kvplan.core.table import Markdown, Table, flattened
+from kvplan.core.table import Markdown, Table, flattened, percent
 from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_tokens, plural
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Line, Part, line
@@ -326,10 +326,6 @@ def lengths_table(prompt: LengthStats, output_: LengthStats) -> Table:
         for name, of in (("prompt", prompt), ("output", output_))
     ]
     return Table.of(("tokens", "mean", "p50", "p90", "p99", "most"), rows)
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
 
 
 def rates_text(mean: float | None, minute: float | None, second: int | None) -> str:

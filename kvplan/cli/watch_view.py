@@ -116,8 +116,8 @@ def share_texts(sample: DeviceSample, pid: int | None) -> list[str]:
 def load_texts(sample: DeviceSample) -> list[str]:
     """Utilization, power, clocks and temperature, if the device reports them."""
     figures: tuple[tuple[float | None, str], ...] = (
-        (percent(sample.gpu_utilization), "{:.0f}% busy"),
-        (percent(sample.memory_utilization), "memory busy {:.0f}%"),
+        (hundredfold(sample.gpu_utilization), "{:.0f}% busy"),
+        (hundredfold(sample.memory_utilization), "memory busy {:.0f}%"),
         (sample.power_w, "{:,.0f} W"),
         (sample.sm_clock_mhz, "SM {:,} MHz"),
         (sample.memory_clock_mhz, "memory {:,} MHz"),
@@ -126,7 +126,7 @@ def load_texts(sample: DeviceSample) -> list[str]:
     return [text.format(value) for value, text in figures if value is not None]
 
 
-def percent(share: float | None) -> float | None:
+def hundredfold(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
@@ -191,11 +191,11 @@ def off_text(server: ServerStats, planned: Planned) -> str:
 
 def server_parts(server: ServerStats) -> list[str]:
     figures: tuple[tuple[float | None, str], ...] = (
-        (percent(server.kv_usage), f"KV {{:.1f}}%{capacity_text(server)}"),
+        (hundredfold(server.kv_usage), f"KV {{:.1f}}%{capacity_text(server)}"),
         (server.running, "{:,} running"),
         (server.waiting, "{:,} waiting"),
         (server.preemptions, "{:,} preemptions"),
-        (percent(server.hit_rate), "prefix hits {:.1f}%"),
+        (hundredfold(server.hit_rate), "prefix hits {:.1f}%"),
     )
     return [text.format(value) for value, text in figures if value is not None]
 
@@ -351,8 +351,8 @@ def server_lines(name: str, history: Sequence[ServerReading], chart: Chart, plan
         ("running", lambda s, _: s.running, users, running_text(stats, planned)),
         ("waiting", lambda s, _: s.waiting, None, count_text(stats.waiting)),
         ("preempted", lambda _, r: r.preemptions, None, preempted_text(server)),
-        ("prompt", lambda _, r: r.prompt, None, tokens_text(server.rates.prompt)),
-        ("output", lambda _, r: r.output, None, tokens_text(server.rates.output)),
+        ("prompt", lambda _, r: r.prompt, None, token_rate(server.rates.prompt)),
+        ("output", lambda _, r: r.output, None, token_rate(server.rates.output)),
     )
     for label, value, top, text in rows:
         if text is not None:
@@ -410,7 +410,7 @@ def preempted_text(server: ServerReading) -> str | None:
     return f"{stats.preemptions:,} in all" if rate is None else f"{rate_text(rate)}/s, {stats.preemptions:,} in all"
 
 
-def tokens_text(rate: float | None) -> str | None:
+def token_rate(rate: float | None) -> str | None:
     return None if rate is None else f"{rate_text(rate)} tokens/s"
 
 

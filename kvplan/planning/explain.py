@@ -222,8 +222,8 @@ def _charge(plan: Plan, group: KVGroup) -> str:
     spec = max(group.specs, key=lambda each: charged_blocks(each, context, plan.settings, dcp))
     match spec.kind:
         case "full" | "latent":
-            tokens_text = f"{context:,} / {dcp} ranks" if dcp > 1 else f"{context:,}"
-            rule = f"ceil({tokens_text} / {spec.block_size:,})"
+            share_of_context = f"{context:,} / {dcp} ranks" if dcp > 1 else f"{context:,}"
+            rule = f"ceil({share_of_context} / {spec.block_size:,})"
         case "sliding":
             assert spec.bound is not None
             rule = f"ceil(min({spec.bound:,} - 1 + {flight:,} in flight, {context:,}) / {spec.block_size:,}) + 1"

@@ -90,7 +90,7 @@ def plain(value: Number) -> str:
     return f"{value:,.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else format_count(value)
 
 
-def percent(value: Number) -> str:
+def share_text(value: Number) -> str:
     return f"{100 * value:,.2f}".rstrip("0").rstrip(".") + "%"
 
 
@@ -129,7 +129,7 @@ def headroom(plan: Plan) -> str:
     left = plan.memory.headroom
     if left < 0:
         return f"{format_bytes(-left)} more planned than the GPU's {format_gib(plan.memory.total)}"
-    return f"{format_bytes(left)} ({percent(left / plan.memory.total)}) of {format_gib(plan.memory.total)} free"
+    return f"{format_bytes(left)} ({share_text(left / plan.memory.total)}) of {format_gib(plan.memory.total)} free"
 
 
 def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:

@@ -35,10 +35,10 @@ from kvplan.policy.gauges import (
     next_kv,
     number,
     on_ranks,
-    percent,
     plain,
     prefix_tokens,
     request_tokens,
+    share_text,
     users_gauge,
 )
 from kvplan.policy.pods import shortage
@@ -265,9 +265,9 @@ class _Bench:
             return self.rates[id(plan)][0]
 
         def describe(plan: Plan) -> str:
-            return f"{percent(number(rate(plan)))} of the requests are preempted"
+            return f"{share_text(number(rate(plan)))} of the requests are preempted"
 
-        return Gauge(rate, "share", False, percent, describe, next_kv)
+        return Gauge(rate, "share", False, share_text, describe, next_kv)
 
     def since_baseline(self, rule: Rule, before: Figures | None) -> Verdict:
         assert self.policy.baseline is not None
@@ -504,7 +504,7 @@ def compared(rule: Rule, before: Number, now: Number, place: str = "") -> Verdic
     # Floats are compared to twelve digits: 14.0 -> 13.3 is 5%, regardless of the last bits.
     ok = worse <= 0 or (change is not None and round(change, 12) <= rule.limit)
     signed = "" if not before else f" ({100 * (now - before) / abs(before):+.2f}%)"
-    allowance = f"maximum {'growth' if grows else 'drop'} {percent(rule.limit)}"
+    allowance = f"maximum {'growth' if grows else 'drop'} {share_text(rule.limit)}"
     message = f"{name}{place} {text(before)} -> {text(now)}{signed}; {allowance}"
     return Verdict(ok, message, _edge(rule, before, grows), now, unit, None if ok else ACCEPT)
 
@@ -553,8 +553,8 @@ def error_verdict(rule: Rule, evidence: Evidence) -> Verdict:
     if evidence.error is None:
         return Verdict(None, evidence.no_error)
     ok = round(evidence.error, 12) <= rule.limit
-    message = f"predicted and measured memory differ by up to {percent(evidence.error)} ({evidence.worst})"
-    message += f"; maximum {percent(rule.limit)}"
+    message = f"predicted and measured memory differ by up to {share_text(evidence.error)} ({evidence.worst})"
+    message += f"; maximum {share_text(rule.limit)}"
     fix = None if ok else "see the rows with kvplan reconcile; --calibrate saves this GPU's constants"
     return Verdict(ok, message, rule.limit, evidence.error, "share", fix)
 

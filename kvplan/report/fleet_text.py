@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvplan.core.table import Markdown, Table, flattened, markdown_text
+from kvplan.core.table import Markdown, Table, flattened, markdown_text, percent
 from kvplan.report import formats
 from kvplan.report import simulate_text as one_server
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, heading
-from kvplan.report.simulate_text import duration, percent
+from kvplan.report.simulate_text import duration
 from kvplan.simulate.fleet_result import ReplicaResult
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
-from kvplan.core.table import Markdown, Table, flattened, markdown_text
+from kvplan.core.table import Markdown, Table, flattened, markdown_text, percent
 from kvplan.core.units import plural
 from kvplan.models.catalog import model_id
 from kvplan.planning.users import num_gpus
@@ -47,10 +47,6 @@ def rate_text(rate: float) -> str:
     if rate >= 1000:
         return f"{rate:,.0f}"
     return f"{rate:.4g}" if rate >= 1e-3 else f"{rate:.9f}".rstrip("0").rstrip(".")
-
-
-def percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -109,7 +105,7 @@ def time_rows(answer: SimulationAnswer) -> list[VariantRow]:
 
         return text
 
-    def tokens_text(run: Result) -> str:
+    def throughput(run: Result) -> str:
         low, high = rate_range(answer, run, run.output_tokens_per_s)
         likely = f"{run.output_tokens_per_s:,.0f}"
         return likely if low == high else f"{likely} ({low:,.0f}-{high:,.0f})"
@@ -129,7 +125,7 @@ def time_rows(answer: SimulationAnswer) -> list[VariantRow]:
         row("end-to-end latency", spread("latency")),
         row("  likely range", between("latency")),
         row("requests per second", lambda run: f"{run.requests_per_s:,.2f}"),
-        row("output tokens per second", tokens_text),
+        row("output tokens per second", throughput),
         row("prefill tokens per second", lambda run: f"{run.prompt_tokens_per_s:,.0f}"),
         row("duration", lambda run: duration(run.seconds)),
     ]

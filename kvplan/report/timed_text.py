@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from kvplan.core.files import printable
-from kvplan.core.table import Table
+from kvplan.core.table import Table, percent
 from kvplan.core.units import plural
 from kvplan.planning.plan import Request, serve_command
 from kvplan.planning.users import num_gpus
@@ -15,7 +15,7 @@ from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 from kvplan.report.recommend_text import LESS_PRECISE
-from kvplan.report.simulate_text import duration, percent, rate_text, span
+from kvplan.report.simulate_text import duration, rate_text, span
 from kvplan.simulate.ranges import coverage_remark, unseen_remark
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from kvplan.core.files import printable
-from kvplan.core.table import Table, Value
+from kvplan.core.table import Table, Value, percent
 from kvplan.core.units import GIB, plural
 from kvplan.planning.plan import Request, plan, serve_command
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Paragraph, Part, line
 from kvplan.report.page import Block, bold, bullets, code
-from kvplan.report.simulate_text import duration, percent, rate_text
+from kvplan.report.simulate_text import duration, rate_text
 from kvplan.report.timed_text import limit_text, target_document, target_text
 from kvplan.servers.base import flag_of, server_of
 from kvplan.servers.words.arguments import ARGUMENTS, flags_of
