@@ -145,7 +145,7 @@ def forward(
     element, tokens, hidden = DTYPE_BITS[settings.dtype] // 8, settings.max_num_batched_tokens, spec.hidden_size
     sent_on = 2 * element * tokens * hidden if args.pipeline_parallel_size > 1 else 0  # to the next stage
     width = widths(spec, args.tensor_parallel_size, 1)
-    given = takes_items(spec, args, release)
+    given = spec.multimodal and takes_items(spec, args, release)
     rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
     latents = element * rows * width.latent
     eager = args.enforce_eager or settings.first_engine
