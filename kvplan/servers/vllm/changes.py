@@ -114,10 +114,6 @@ CHANGES: Final = {
         "before, it sampled wherever it was installed", "vLLM v1/sample/ops/topk_topp_sampler.py",
         "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16",
     ),
-    "embeddings_buffer": ReleaseChange(
-        (0, 13), "the runner keeps a buffer for the embeddings of a step; model runner V2 has it where a model sees or "
-        "hears", "vLLM v1/worker/gpu_model_runner.py (inputs_embeds)", "0.13, 0.14, 0.33",
-    ),
     "async_scheduling": ReleaseChange(
         (0, 14), "one more batch is scheduled while the last one runs",
         "vLLM config/vllm.py (async_scheduling)", "0.11, 0.14",

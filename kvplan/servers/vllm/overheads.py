@@ -236,7 +236,8 @@ def buffers(
     sampling = 0
     formula = f"rotary {with_weights.ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
     samples = (stage is None or stage == args.pipeline_parallel_size - 1) and not pools(spec, args)
-    if samples and settings.runner_v2 and settings.version.has("consumed_memory"):
+    is_consumed = settings.version.has("consumed_memory")  # what the runner allocated earlier counts too
+    if samples and settings.runner_v2 and is_consumed:
         sampling = seqs * (4 * spec.vocab_size + 8 * cdiv(spec.vocab_size, 32))
         formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B sampling"
     if gpu is not None:
@@ -247,11 +248,10 @@ def buffers(
         if workspace := blas_workspace(sampler, gpu):
             sampling += workspace
             formula += f" + {workspace:,} B cuBLAS"
-    first = settings.version.has("embeddings_buffer") and not settings.runner_v2
-    if first or (spec.multimodal and settings.runner_v2 and not stage and takes_items(spec, args, settings.version)):
-        embeddings = tokens * spec.hidden_size * element_bytes(settings)
-        sampling += embeddings
-        formula += f" + {tokens:,} tokens x {spec.hidden_size:,} hidden of embeddings, {embeddings:,} B"
+    takes = spec.multimodal and not stage and takes_items(spec, args, settings.version)
+    if is_consumed and (takes or not settings.runner_v2):  # runner V1: for any model
+        sampling += tokens * spec.hidden_size * element_bytes(settings)
+        formula += f" + {tokens:,} x {spec.hidden_size:,} embeddings"
     fixed = with_weights.total + sampling + tokens * INPUT_BYTES
     if with_weights.latents:
         formula += f" + MLA copies {with_weights.latents:,} B"
