@@ -247,7 +247,7 @@ def buffers(
         if workspace := blas_workspace(sampler, gpu):
             sampling += workspace
             formula += f" + {workspace:,} B cuBLAS"
-    if settings.runner_v2 and not stage and takes_items(spec, args, settings.version):
+    if spec.multimodal and settings.runner_v2 and not stage and takes_items(spec, args, settings.version):
         embeddings = tokens * spec.hidden_size * element_bytes(settings)
         sampling += embeddings
         formula += f" + {tokens:,} tokens x {spec.hidden_size:,} hidden of embeddings, {embeddings:,} B"
