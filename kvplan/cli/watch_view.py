@@ -442,7 +442,7 @@ def server_row(name: str, history: Sequence[ServerReading], blocks: bool) -> Lin
         start,
         ("KV ", ""),
         (usage, "green"),
-        (f" {share:>5}  ", ""),
+        (f" {share:>4}  ", ""),
         (running, "green"),
         (f" {', '.join(counts)}", ""),
     )

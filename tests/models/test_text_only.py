@@ -18,7 +18,7 @@ AT = ("--gpu", "h100-80g", "--ctx", "8k")
 def folder(tmp_path: Path) -> Path:
     """Llama-3.1-8B behind a tower that kvplan cannot size."""
     text = catalog.expand(catalog.facts("llama-3.1-8b")["config"])
-    config = {"model_type": "nobodys_vlm", "architectures": ["NobodysVlm"], "text_config": text,
+    config = {"model_type": "nobodys_vlm", "architectures": ["LlavaForConditionalGeneration"], "text_config": text,
               "vision_config": {"model_type": "nobodys_tower"}}  # fmt: skip
     (tmp_path / "vlm").mkdir()
     (tmp_path / "vlm" / "config.json").write_text(json.dumps(config))

@@ -65,8 +65,7 @@ def test_the_table_says_what_changed_and_why(run: Run, models: Path) -> None:
     assert lines[2] == "./old on a100-80g, 32,768 tokens  ->  ./new on a100-80g, 32,768 tokens"
     assert "  model: num_key_value_heads 8 -> 4" in lines
     assert any(
-        line.split() == ["KV", "per", "token", "128", "KiB", "64", "KiB", "-64", "KiB", "(-50.0", "%)"]
-        for line in lines
+        line.split() == ["KV", "per", "token", "128", "KiB", "64", "KiB", "-64", "KiB", "(-50.0%)"] for line in lines
     )
     assert "  KV per token: num_key_value_heads 8 -> 4 halves it (131,072 to 65,536 bytes)" in lines
 

@@ -115,7 +115,7 @@ def test_the_table_shows_the_documents_rows(card: str, max_loras: int) -> None:
     text = screen_text(answer)
     rows = {**ROWS, "lora": "LoRA", "total": "total"} if max_loras else {**ROWS, "total": "total"}
     for key, label in rows.items():
-        match = re.search(rf"^  {label} +(-?[\d,.]+) GiB +(-?[\d.]+) %", text, re.MULTILINE)
+        match = re.search(rf"^  {label} +(-?[\d,.]+) GiB +(-?[\d.]+)%", text, re.MULTILINE)
         assert match is not None, label
         assert match[1] == f"{memory[key] / GIB:,.2f}"
         assert match[2] == f"{100 * memory[key] / memory['total']:.1f}"
@@ -328,7 +328,7 @@ def test_an_ascii_stream_gets_ascii_bars_and_nothing_raises() -> None:
     stream = Ascii()
     answer = planned()
     print_plan(answer, stream)
-    assert re.search(r"KV cache .* %  #{15,}", stream.text())
+    assert re.search(r"KV cache .*%  #{15,}", stream.text())
     odd = replace(answer, request=replace(answer.request, spec=replace(answer.request.spec, name="modèle-1")))
     print_plan(odd, stream)
     assert "mod\\xe8le-1 on a100-80g" in stream.text()

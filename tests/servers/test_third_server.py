@@ -352,6 +352,13 @@ def test_what_starts_it_to_measure_it_is_named_as_it_is(run: Run, tmp_path: Path
     assert foreign(ran.out + ran.err) == []
 
 
+@pytest.mark.parametrize("gpu", ["h100-80g", "l40s"])
+def test_a_look_before_the_start_says_none_of_anothers_words(run: Run, gpu: str) -> None:
+    ran = run("preflight", "--gpu", gpu, "acme", "meta-llama/Llama-3.1-70B")
+    assert (ran.code, ran.out.partition(":")[0]) == (1, "No"), ran.err
+    assert foreign(ran.out + ran.err) == []
+
+
 # By command: the test above that asks it of the third server.
 ASKED_OF: dict[str, Callable[..., None]] = {
     "estimate": test_an_estimate_says_none_of_anothers_words,
@@ -366,6 +373,7 @@ ASKED_OF: dict[str, Callable[..., None]] = {
     "simulate": test_what_is_for_some_servers_asks_which,
     "serve": test_it_has_no_twin_to_serve,
     "calibrate": test_what_is_for_some_servers_asks_which,
+    "preflight": test_a_look_before_the_start_says_none_of_anothers_words,
     "profile": test_what_starts_it_to_measure_it_is_named_as_it_is,
     "reconcile": test_its_log_is_shown_in_none_of_anothers_words,
     "why": test_its_failure_is_told_in_its_own_words,

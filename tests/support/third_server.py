@@ -56,7 +56,7 @@ abilities = Abilities(keeps_share=True)
 starts = Starts(("acme",), "model", False, ("Acme", ("acme",)), {})
 flags: tuple[dict[str, str], dict[str, Other]] = ({}, {})
 variables: dict[str, Variable] = {}
-program, image, port = ("acme",), "acme/acme:v{release}", 8000
+program, image, port, worker = ("acme",), "acme/acme:v{release}", 8000, 0
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
