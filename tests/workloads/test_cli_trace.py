@@ -73,8 +73,8 @@ def test_stats_of_prefixes(run: Run, tmp_path: Path) -> None:
     assert ran.out.splitlines()[-4:] == [
         "Prompt tokens found again in a prefix cache",
         "tokens held  runs of 512  found again",
-        "        512            1       34.1%",
-        " everything            3       50.4%",
+        "        512            1        34.1%",
+        " everything            3        50.4%",
     ]
 
 
