@@ -28,7 +28,8 @@ from kvplan.core.files import printable
 from kvplan.core.limits import Limits
 from kvplan.core.table import Table, words
 from kvplan.core.units import GIB, MIB, format_gib
-from kvplan.measure.serverlog.compare import LogReconciliation, document, reconcile_log, unplanned
+from kvplan.hardware.gpu import gpu, gpu_names
+from kvplan.measure.serverlog.compare import LogReconciliation, allowed_gpus, document, reconcile_log, unplanned
 from kvplan.measure.serverlog.drafts import with_draft
 from kvplan.measure.serverlog.log import parse_log, read_log, read_text
 from kvplan.models import catalog
@@ -42,6 +43,9 @@ from kvplan.servers.logs.log import Context, ServerLog
 from kvplan.servers.logs.measurement import ComponentRow, exceeds
 
 OF_THE_MACHINE = {"gpu", "gpu_memory", "calibration", "offline"}  # options that say nothing of the server
+
+
+NEAREST = 5  # GPUs that a note names
 
 
 def reconcile_server(
@@ -122,6 +126,8 @@ def compared_with_plan(options: ReconcileOptions, log: ServerLog) -> LogReconcil
         result = reconcile_log(log, rows, gpu_known=len(machines) == 1, context=context)
     except KvplanError as error:
         raise of_the_log(error, log, logged, form) from error
+    if not machines:
+        gpu_notes += allowed_note(log, logged, drafted)
     if "engine" in logged.form.origins:
         gpu_notes += logs_of(log.engine).notes(log, drafted.args, len(machines) == 1)
     notes = [
@@ -135,6 +141,18 @@ def compared_with_plan(options: ReconcileOptions, log: ServerLog) -> LogReconcil
     notices = Inputs([], 1, [*notes, *inputs.notes], inputs.hints, [*inputs.warnings, *warnings])
     output.say(notices, quiet=options.quiet)
     return replace(result, notes=tuple(dict.fromkeys([*notices.notes, *notices.warnings])))
+
+
+def allowed_note(log: ServerLog, logged: Logged, request: Request) -> list[str]:
+    """What the log's figures say of a GPU that it does not name."""
+    asked = requests(logged.query([gpu(name) for name in gpu_names()]))
+    allowed = allowed_gpus(log, [replace(each, args=request.args, started=True) for each in asked.requests])
+    if not allowed:
+        return []
+    names = ", ".join(f"{name} ({format_gib(size)})" for name, size in allowed[:NEAREST])
+    more = f" and {len(allowed) - NEAREST} others" if len(allowed) > NEAREST else ""
+    text = log.first("available_kv")
+    return [f"the KV cache of {'' if text is None else text.text} GiB is in the range of {names}{more}"]
 
 
 def inferences(logged: Logged, query: Asked, request: Request) -> list[str]:

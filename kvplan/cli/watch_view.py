@@ -116,8 +116,8 @@ def share_texts(sample: DeviceSample, pid: int | None) -> list[str]:
 def load_texts(sample: DeviceSample) -> list[str]:
     """Utilization, power, clocks and temperature, if the device reports them."""
     figures: tuple[tuple[float | None, str], ...] = (
-        (hundredfold(sample.gpu_utilization), "{:.0f}% busy"),
-        (hundredfold(sample.memory_utilization), "memory busy {:.0f}%"),
+        (in_percent(sample.gpu_utilization), "{:.0f}% busy"),
+        (in_percent(sample.memory_utilization), "memory busy {:.0f}%"),
         (sample.power_w, "{:,.0f} W"),
         (sample.sm_clock_mhz, "SM {:,} MHz"),
         (sample.memory_clock_mhz, "memory {:,} MHz"),
@@ -126,7 +126,7 @@ def load_texts(sample: DeviceSample) -> list[str]:
     return [text.format(value) for value, text in figures if value is not None]
 
 
-def hundredfold(share: float | None) -> float | None:
+def in_percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
@@ -191,11 +191,11 @@ def off_text(server: ServerStats, planned: Planned) -> str:
 
 def server_parts(server: ServerStats) -> list[str]:
     figures: tuple[tuple[float | None, str], ...] = (
-        (hundredfold(server.kv_usage), f"KV {{:.1f}}%{capacity_text(server)}"),
+        (in_percent(server.kv_usage), f"KV {{:.1f}}%{capacity_text(server)}"),
         (server.running, "{:,} running"),
         (server.waiting, "{:,} waiting"),
         (server.preemptions, "{:,} preemptions"),
-        (hundredfold(server.hit_rate), "prefix hits {:.1f}%"),
+        (in_percent(server.hit_rate), "prefix hits {:.1f}%"),
     )
     return [text.format(value) for value, text in figures if value is not None]
 

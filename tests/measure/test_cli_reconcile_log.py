@@ -156,6 +156,17 @@ def test_a_config_stands_for_a_model_that_is_not_known(run: Run, log: Log, tmp_p
     assert rows_of(document, "given")["blocks"]["exact"] is True
 
 
+def test_a_log_without_a_gpu_names_those_that_its_pool_allows(run: Run, log: Log) -> None:
+    """The 3090 of the log is among them; no GPU of 16 GiB has room for 14.99 GiB of weights beside 3.81 GiB."""
+    text = LLAMA_3090.replace("total_gpu_memory=23.58GiB ", "").replace("kv_cache_size=", "the rest of the memory is ")
+    ran = run("reconcile", "--log", log(text.replace("3.81GiB", "Available KV cache memory: 3.81 GiB")))
+    note = next(text for text in ran.err.splitlines() if "is in the range of" in text)
+    assert note.startswith("kvplan: note: the KV cache of 3.81 GiB is in the range of ")
+    assert "rtx-3090 (" in note
+    assert "rtx-4080" not in note
+    assert "is in the range of" not in run("reconcile", "--log", log(LLAMA_3090)).err
+
+
 def test_a_path_of_the_servers_machine_is_a_name_and_is_never_opened(run: Run, log: Log, tmp_path: Path) -> None:
     model_and_note = model_of(
         parse_log("vLLM API server version 0.9\nargs: Namespace(model='/models/Meta-Llama-3-8B', n=1)")

@@ -87,6 +87,28 @@ def reconcile_log(
     )
 
 
+def allowed_gpus(log: ServerLog, requests: Sequence[Request]) -> list[tuple[str, int]]:
+    """GPUs on which the logged KV cache lies in the plan's range, nearest first, with what the plan likely has there.
+
+    Empty if the log has no size of it.
+    """
+    logged = min(log.by_rank("available_kv").values(), key=lambda reading: reading.size, default=None)
+    if logged is None:
+        return []
+    allowed = []
+    for request in requests:
+        try:
+            answer = plan(request)
+        except KvplanError:
+            continue
+        card, likely = request.gpu, answer.available
+        low = answer.available_low - (card.total_memory - card.total_memory_low)  # boards differ in what they report
+        high = answer.available_high + card.total_memory_high - card.total_memory
+        if low - logged.rounding <= logged.size <= high + logged.rounding:
+            allowed.append((request.gpu.name, likely))
+    return sorted(allowed, key=lambda entry: abs(entry[1] - logged.size))
+
+
 RANKS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
