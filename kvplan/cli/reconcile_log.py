@@ -145,8 +145,8 @@ def compared_with_plan(options: ReconcileOptions, log: ServerLog) -> LogReconcil
 
 def allowed_note(log: ServerLog, logged: Logged, request: Request) -> list[str]:
     """What the log's figures say of a GPU that it does not name."""
-    asked = requests(logged.query([gpu(name) for name in gpu_names()]))
-    allowed = allowed_gpus(log, [replace(each, args=request.args, started=True) for each in asked.requests])
+    inputs = requests(logged.query([gpu(name) for name in gpu_names()]))
+    allowed = allowed_gpus(log, [replace(candidate, args=request.args, started=True) for candidate in inputs.requests])
     if not allowed:
         return []
     names = ", ".join(f"{name} ({format_gib(size)})" for name, size in allowed[:NEAREST])
