@@ -224,6 +224,7 @@ def most(
         for layer in layers_of(spec, tp)
         for live in live_in(spec, layer, tp, eager=eager, given=given)
     ]
+    points.append(({"hidden": 3 * spec.hidden_size}, 0, False))  # the least: residual, input and output of any layer
     live, beside, before = max(points, key=lambda point: (token * sum(point[0].values()) + point[1], not point[2]))
     live = {**live, "inputs of layers": inputs_by_layer(spec)}
     return tuple(live.items()), beside, before
