@@ -27,7 +27,8 @@ def preflight_lines(doc: "PreflightDocument", result: "Verdict") -> list[Part]:
 
 def fix_lines(doc: "PreflightDocument", actions: list[str]) -> list[Part]:
     """Fixes, those with a command first, and the command of the best one."""
-    cures = sorted(doc["cures"], key=lambda cure: cure["command"] is None)[:MOST_FIXES]
+    ready = [cure for cure in doc["cures"] if cure["command"] is not None]
+    cures = [*ready, *(cure for cure in doc["cures"] if cure["command"] is None)][:MOST_FIXES]
     command = next((cure["command"] for cure in cures if cure["command"] is not None), None)
     texts = [*map(cure_text, cures), *(actions if not cures else [])]
     parts: list[Part] = []
