@@ -447,7 +447,7 @@ def test_27_a_context_that_is_one_is_taken(run: Run, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1.2", "0", "nan", "inf", "-0.5", "1.0000001", "ninety", "", "101%"])
-def test_28_a_utilisation_outside_0_to_1_is_refused(run: Run, text: str) -> None:
+def test_28_a_utilization_outside_0_to_1_is_refused(run: Run, text: str) -> None:
     line = refused(run("estimate", "llama-3.1-8b", *AT, f"--gpu-memory-utilization={text}"))
     assert line.startswith(
         ("--gpu-memory-utilization: not a number", "--gpu-memory-utilization must be greater than 0")

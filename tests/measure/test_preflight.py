@@ -4,8 +4,10 @@ import json
 import os
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,10 @@ H100 = "NVIDIA H100 80GB HBM3"
 Host = Callable[..., None]
 
 
-def h100(used: int = 0, **more: object) -> FakeGpu:
+def h100(used: int = 0, **more: Any) -> FakeGpu:
     """79.18 GiB by CUDA: 80 GiB less the 0.82 that the driver reserves."""
-    values = {"name": H100, "total": 80 * GIB, "reserved": 840 * MIB, "used": used, "capability": (9, 0), **more}
-    return FakeGpu(**values)  # type: ignore[arg-type]
+    whole = FakeGpu(name=H100, total=80 * GIB, reserved=840 * MIB, used=used, capability=(9, 0))
+    return replace(whole, **more)
 
 
 @pytest.fixture

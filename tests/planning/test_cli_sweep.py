@@ -251,7 +251,7 @@ def test_pareto_keeps_what_nothing_beats_in_every_format(run: Run, prices: Path)
 
 
 def test_of_combinations_that_are_alike_the_plainest_is_kept(run: Run) -> None:
-    """200 tokens a user: the pool holds more than max_num_seqs at each utilisation, KV dtype and block size."""
+    """200 tokens a user: the pool holds more than max_num_seqs at each utilization, KV dtype and block size."""
     words = ("--gpu-memory-utilization", "0.8,0.92,0.95", "--kv-cache-dtype", "fp8,auto", "--block-size", "32,16")
     command = ("sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--mean-tokens", "200", *words)
     every = run(*command, "--format", "json").json

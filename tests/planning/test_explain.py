@@ -172,7 +172,7 @@ def test_a_card_of_which_only_the_bytes_are_known() -> None:
 
 
 def test_the_folk_answer_of_its_own_release_is_not_set_apart_from_itself() -> None:
-    # vLLM 0.11's defaults on an H100 are the folk answer's own: 1,024 sequences, utilisation 0.90.
+    # vLLM 0.11's defaults on an H100 are the folk answer's own: 1,024 sequences, utilization 0.90.
     llama, card = catalog.load("llama-3.1-8b"), gpu("h100-80g")
     answer = plan(Request(llama, card, EngineArgs(max_model_len=8192), version((0, 11))))
     text = text_of(answer)

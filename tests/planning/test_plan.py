@@ -131,7 +131,7 @@ def test_a_100_80g_holds_14_users_of_llama_at_32k() -> None:
     assert answer.bytes_per_request == 4 * GIB
 
 
-# llm-d-planner's empirical results: one H100 with 79.18 GiB, vLLM 0.11, utilisation 0.9, context 16,000: KV GiB.
+# llm-d-planner's empirical results: one H100 with 79.18 GiB, vLLM 0.11, utilization 0.9, context 16,000: KV GiB.
 MEASURED = [("llama-3.1-8b", 1, 51.38), ("qwen3-0.6b", 1, 64.45), ("qwen3-32b", 2, 34.49), ("gpt-oss-20b", 1, 50.28)]
 
 

@@ -134,7 +134,7 @@ def test_no_other_split_of_a_gpu_needs_fewer(run: Run, gpu: str) -> None:
         assert best["num_gpus"] <= placement["num_gpus"]
 
 
-def test_a_higher_utilisation_is_taken_only_where_it_saves_a_gpu_and_leaves_the_context_its_room(run: Run) -> None:
+def test_a_higher_utilization_is_taken_only_where_it_saves_a_gpu_and_leaves_the_context_its_room(run: Run) -> None:
     savings = []
     for users in range(20, 260, 24):
         words = ("--users", str(users), "--ctx", "16k", "--gpus", "a100-80g,l40s", "--pp", "1")
@@ -586,7 +586,7 @@ FIXED = ("llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "16k")
 
 
 @pytest.mark.parametrize(("gpu", "users"), [("a100-80g", 20), ("a100-80g", 1), ("b200", 1), ("b200", 70)])
-def test_the_lowest_utilisation_holds_and_a_hundredth_less_does_not(run: Run, gpu: str, users: int) -> None:
+def test_the_lowest_utilization_holds_and_a_hundredth_less_does_not(run: Run, gpu: str, users: int) -> None:
     words = ("llama-3.1-8b", "--gpu", gpu, "--ctx", "16k", "--users", str(users))
     utilization = recommended(run, *words)["fit"]["utilization"]
     argv = utilization["settings"]["argv"]
@@ -632,7 +632,7 @@ def test_the_kv_dtypes_that_hold_them_are_named(run: Run) -> None:
     assert "Serve (fp8 KV)\n" in out  # the command to follow: nothing that changes less does
 
 
-def test_a_utilisation_that_crowds_the_cuda_context_is_marked(run: Run) -> None:
+def test_a_utilization_that_crowds_the_cuda_context_is_marked(run: Run) -> None:
     fits = [recommended(run, *FIXED, "--users", str(users))["fit"] for users in range(20, 32)]
     high = [fit for fit in fits if fit["utilization"]["holds"]]
     tight = [fit["utilization"]["value"] for fit in high if fit["utilization_is_tight"]]

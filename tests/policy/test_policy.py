@@ -336,7 +336,7 @@ def test_a_difference_too_small_for_gib_is_told_in_its_own_unit(over: int) -> No
 
 
 def test_headroom_as_a_share_is_of_the_gpus_memory() -> None:
-    """The a100-80g's 79.25 GiB, of which a utilisation of 0.92 leaves 8%, less what the pool rounds off."""
+    """The a100-80g's 79.25 GiB, of which a utilization of 0.92 leaves 8%, less what the pool rounds off."""
     passed, failed = only(doc("min_headroom: 8%")), only(doc("min_headroom: 8.01%"))
     assert (passed.outcome, failed.outcome) == ("pass", "fail")
     total = planned().memory.total
