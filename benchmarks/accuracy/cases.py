@@ -434,7 +434,7 @@ def check_budget(case: Case, gpu: GpuSpec) -> None:
 IMPLIED = re.compile(r"says util 0\.\d+; [-+=.\d ]*implies (0\.\d+)")  # a collector's note on rows that do not add up
 
 
-def utilisation_of(case: Case) -> float | None:
+def utilization_of(case: Case) -> float | None:
     if match := IMPLIED.search(case.notes):
         return float(match[1])
     stated = case.stated.get("gpu_memory_utilization")
@@ -474,7 +474,7 @@ def args_of(case: Case, spec: ModelSpec, release: Version) -> EngineArgs:
         quantization=online_quantization(case, spec),
         kv_cache_dtype=KV_NAMES.get(kv_dtype, kv_dtype),
         block_size=None if spec.has_states else whole("block_size"),
-        gpu_memory_utilization=utilisation_of(case),
+        gpu_memory_utilization=utilization_of(case),
         kv_cache_memory_bytes=None if not fixed else int(float(fixed[1]) * GIB if fixed[1] else float(fixed[2])),
         max_num_batched_tokens=whole("max_num_batched_tokens"),
         max_num_seqs=whole("max_num_seqs"),
