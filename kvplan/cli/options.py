@@ -4,10 +4,13 @@ Values stay text until kvplan/asked/form.py parses them, so that a flag, a paste
 and rejected by the same code (kvplan/servers/words/argument_values.py).
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar
 
-from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, flag_of, read_form, stated_arguments
+from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, Origin, flag_of, read_form, stated_arguments
 from kvplan.asked.question import Inputs, requests
 from kvplan.cli.fields import (
     COLOR,
@@ -29,6 +32,7 @@ from kvplan.cli.fields import (
     option_field,
 )
 from kvplan.core.errors import UsageError
+from kvplan.core.files import exists, printable, read_text
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 from kvplan.servers.base import SERVERS
@@ -219,9 +223,30 @@ def form_of(options: PlanOptions) -> Form:
     return Form(given, options.takes_contexts)
 
 
+MOST_PASTED: Final = 2**20  # characters of a file
+PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", ".service", ".txt")
+
+
+def whole_form(options: PlanOptions) -> Form:
+    """The values that a plan's options give; a file that stands for a model has a server's command, as if pasted."""
+    form = form_of(options)
+    name = form.text("model") or ""
+    if "." not in name or "from_command" in form.values or not exists(name) or not Path(name).is_file():
+        return form
+    shown = printable(name, 200)
+    if name.lower().endswith(".log"):
+        raise UsageError(f"model {shown}", "is a log", f"read it with `kvplan why {shlex.quote(shown)}`")
+    if not name.lower().endswith(PASTED_FILES):
+        return form
+    text = read_text(Path(name), MOST_PASTED)
+    return replace(
+        form.changed(model=None, from_command=text), origins={**form.origins, "from_command": Origin(shown, "")}
+    )
+
+
 def stated_by(options: PlanOptions, sought: Mapping[str, str]) -> frozenset[str]:
     """Engine arguments that are given in any form. Refuse those that the command seeks itself, each with the reason."""
-    form = form_of(options)
+    form = whole_form(options)
     stated = stated_arguments(form, form.command())
     for name, why in sought.items():
         if name in stated:
@@ -238,4 +263,4 @@ def refuse_given(options: object, names: Iterable[str], problem: str, remedy: st
 
 def inputs_of(options: PlanOptions) -> Inputs:
     """The requests of a plan's options."""
-    return requests(read_form(form_of(options)))
+    return requests(read_form(whole_form(options)))
