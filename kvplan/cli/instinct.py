@@ -67,31 +67,30 @@ def meant(line: Sequence[str], names: Collection[str], context: Any) -> list[str
 
 def as_command(line: list[str], first: str) -> list[str] | None:
     """A line without a command: a word for one, a server's command, a file, a model or a GPU."""
-    rest = line[line.index(first) + 1 :]
-    before = line[: line.index(first)]
-    if before:
+    if line[0] != first:
         return None
+    others = line[1:]
     if first == "help":
-        return [*rest[:1], "--help"]
+        return [*others[:1], "--help"]
     if first == "version":
         return ["--version"]
     if first in OTHER_NAMES:
-        return [OTHER_NAMES[first], *rest]
-    if is_server_command(first, rest):
+        return [OTHER_NAMES[first], *others]
+    if is_server_command(first, others):
         return pasted(line)
     if exists(first):
-        return of_file(first, rest)
-    if is_gpu(first) and not rest:
+        return of_file(first, others)
+    if is_gpu(first) and not others:
         return ["gpus", first]
     return ["estimate", *line] if is_model(first) else None
 
 
-def is_server_command(first: str, rest: Sequence[str]) -> bool:
+def is_server_command(first: str, others: Sequence[str]) -> bool:
     import shlex
 
     from kvplan.asked.pasted import is_command
 
-    words = [first, *rest]
+    words = [first, *others]
     if " " in first.strip():
         with suppress(ValueError):
             words = shlex.split(first)
@@ -113,18 +112,18 @@ def pasted(line: Sequence[str]) -> list[str]:
     return ["estimate", "--from-command", shlex.join(words), *own]
 
 
-def of_file(path: str, rest: Sequence[str]) -> list[str]:
+def of_file(path: str, others: Sequence[str]) -> list[str]:
     """The command for a file or a folder, by the ending of its name."""
     name = path.lower()
     if name.endswith(MANIFESTS):
-        return ["check", path, *rest]
+        return ["check", path, *others]
     if name.endswith(LOGS):
-        return ["why", path, *rest]
+        return ["why", path, *others]
     if name.endswith(TRACES):
-        return ["trace", "stats", path, *rest]
+        return ["trace", "stats", path, *others]
     if Path(path, "manifest.json").is_file():  # a run of `kvplan profile`
-        return ["reconcile", path, *rest]
-    return ["estimate", path, *rest]
+        return ["reconcile", path, *others]
+    return ["estimate", path, *others]
 
 
 def is_gpu(word: str) -> bool:

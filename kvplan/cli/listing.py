@@ -48,16 +48,14 @@ _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def models(options: ModelsOptions) -> int:
-    family = options.family
-    if options.name is not None:
-        if catalog.find(options.name) is not None or not any(
-            is_of(name, options.name) for name in catalog.model_names()
-        ):
-            return one_model(options.name, options)
-        family = options.name  # a part of several names
     max_params = None if options.max_params is None else parse_params(options.max_params)
-    names = [name for name in catalog.model_names() if family is None or is_of(name, family)]
-    rows = [tables.model_row(name, catalog.load(name)) for name in names]
+    names, family = catalog.model_names(), options.family
+    if options.name is not None:
+        names = [name for name in names if is_of(name, options.name)]  # a part of several names
+        if len(names) < 2 or catalog.find(options.name) is not None:
+            is_part = catalog.find(options.name) is None and names
+            return one_model(names[0] if is_part else options.name, options)
+    rows = [tables.model_row(name, catalog.load(name)) for name in names if family is None or is_of(name, family)]
     if max_params is not None:
         rows = [row for row in rows if row["parameters"] <= max_params]
     if not rows:

@@ -111,6 +111,12 @@ class PlanOptions:
     memory_in_use: Text = option(
         "--memory-in-use SIZE", "Memory already used on each GPU by other processes (or by the host, if shared)."
     )
+
+    @property
+    def reads_file(self) -> bool:
+        """True if a file in place of a model may contain a server's command."""
+        return True
+
     if TYPE_CHECKING:  # an option for every engine argument: `with_arguments`
 
         def __getattr__(self, name: str) -> Any: ...
@@ -231,16 +237,17 @@ def whole_form(options: PlanOptions) -> Form:
     """The values that a plan's options give; a file that stands for a model has a server's command, as if pasted."""
     form = form_of(options)
     name = form.text("model") or ""
-    if "." not in name or "from_command" in form.values or not exists(name) or not Path(name).is_file():
+    may_be_file = options.reads_file and "." in name and "from_command" not in form.values
+    if not may_be_file or not exists(name) or not Path(name).is_file():
         return form
-    shown = printable(name, 200)
+    path = printable(name, 200)
     if name.lower().endswith(".log"):
-        raise UsageError(f"model {shown}", "is a log", f"read it with `kvplan why {shlex.quote(shown)}`")
+        raise UsageError(f"model {path}", "is a log", f"read it with `kvplan why {shlex.quote(path)}`")
     if not name.lower().endswith(PASTED_FILES):
         return form
     text = read_text(Path(name), MOST_PASTED)
     return replace(
-        form.changed(model=None, from_command=text), origins={**form.origins, "from_command": Origin(shown, "")}
+        form.changed(model=None, from_command=text), origins={**form.origins, "from_command": Origin(path, "")}
     )
 
 

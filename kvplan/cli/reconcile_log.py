@@ -269,8 +269,8 @@ def allowed_table(result: LogReconciliation) -> Table:
     rows = []
     for name, components in result.allowed[:NEAREST]:
         named = {row.component: row for row in components}
-        shown = [figure(named[part], named[part].predicted) if part in named else "-" for part in parts]
-        rows.append((name, *shown, error_text(named["kv_cache"])))
+        predicted = [figure(named[part], named[part].predicted) if part in named else "-" for part in parts]
+        rows.append((name, *predicted, error_text(named["kv_cache"])))
     return Table.of(("", *parts, "error"), rows, left=(0,))
 
 

@@ -160,10 +160,10 @@ def test_a_log_without_a_gpu_has_a_table_of_those_that_its_pool_allows(run: Run,
     """The 3090 of the log is among them; no GPU of 16 GiB has room for 14.99 GiB of weights beside 3.81 GiB."""
     text = LLAMA_3090.replace("total_gpu_memory=23.58GiB ", "").replace("kv_cache_size=", "the rest of the memory is ")
     path = log(text.replace("3.81GiB", "Available KV cache memory: 3.81 GiB"))
-    shown = run("reconcile", "--log", path).out.splitlines()
-    assert shown[0].startswith("KV cache of 3.81 GiB is in the range of ")
-    start = next(index for index, text in enumerate(shown) if text.endswith("GPUs allow the logged KV cache:"))
-    assert any(text.startswith("rtx-3090 ") for text in shown[start:])
+    lines = run("reconcile", "--log", path).out.splitlines()
+    assert lines[0].startswith("KV cache of 3.81 GiB is in the range of ")
+    start = next(index for index, text in enumerate(lines) if text.endswith("GPUs allow the logged KV cache:"))
+    assert any(text.startswith("rtx-3090 ") for text in lines[start:])
     document = run("reconcile", "--log", path, "--format", "json").json
     allowed = {row["gpu"]: rows_of(row, "rows") for row in document["allowed"]}
     assert "rtx-4080" not in allowed
