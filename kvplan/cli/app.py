@@ -212,7 +212,12 @@ class PanelCommand(typer.core.TyperCommand):
 
 
 class ExampleGroup(typer.core.TyperGroup):
-    """A group of commands whose help ends with examples."""
+    """A group of commands whose help has whole sentences and ends with examples."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [(name, str(command.help).partition("\n")[0]) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(ctx, formatter)
@@ -279,7 +284,12 @@ def application(command: str | None = None) -> Any:
     command  the only command whose options are needed, because parsing all takes longer than most answers; None: all
     """
     app = typer.Typer(
-        name="kvplan", rich_markup_mode=None, pretty_exceptions_enable=False, help=top.__doc__, no_args_is_help=False
+        name="kvplan",
+        cls=ExampleGroup,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help=top.__doc__,
+        no_args_is_help=False,
     )
     app.callback()(top)
     add(app, COMMANDS, command)
@@ -343,8 +353,9 @@ def run(line: Sequence[str], *, is_reading: bool) -> int:
                 "\n".join(overview({name: entry.help for name, entry in COMMANDS.items()} | {"trace": TRACE_HELP}))
             )
         return 0
-    with output.standard_output() if "--help" in line else nullcontext():
-        code = application(wanted_command(line)).main(args=list(line), prog_name="kvplan", standalone_mode=False)
+    words = ["--help" if word == "--help-all" else word for word in line]
+    with output.standard_output() if "--help" in words else nullcontext():
+        code = application(wanted_command(line)).main(args=words, prog_name="kvplan", standalone_mode=False)
     return code if isinstance(code, int) else 0
 
 
