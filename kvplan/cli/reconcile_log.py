@@ -252,7 +252,7 @@ def given_title(result: LogReconciliation) -> str:
 
 def screen(result: LogReconciliation) -> list[Part]:
     given: list[Part] = [line(), line(given_title(result), "bold"), table(result.given)] if result.given else []
-    allowed = [line(), line(allowed_title(result), "bold"), allowed_table(result)] if result.allowed else []
+    allowed: list[Part] = [line(), line(allowed_title(result), "bold"), allowed_table(result)] if result.allowed else []
     return [line(answer_text(result), "bold"), line(title(result)), line(), table(result.rows), *allowed, *given]
 
 

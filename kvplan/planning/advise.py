@@ -401,10 +401,10 @@ def fit_knobs(short: Plan, *, is_new: bool = False) -> Iterator[Knob]:
         context = short.settings.max_model_len
         yield Knob([FlagChange(f"--max-total-tokens {context}", {"max_total_tokens": context})])
     is_free = args.max_model_len != "auto"  # "auto" already is the longest context that fits
-    context = [shorter_context(short.settings.max_model_len)] if is_free else []
+    contexts = [shorter_context(short.settings.max_model_len)] if is_free else []
     if is_new:
         yield quantized_weights(request)
-        yield from context
+        yield from contexts
         yield fp8_cache(args)
     if not abilities_of(request.release.engine).keeps_share:
         yield smaller_needs(args)
@@ -412,7 +412,7 @@ def fit_knobs(short: Plan, *, is_new: bool = False) -> Iterator[Knob]:
         yield fp8_cache(args)
     yield more_ranks(args)
     if not is_new:
-        yield from context
+        yield from contexts
     yield larger_gpu(request)
 
 
