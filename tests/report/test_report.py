@@ -132,7 +132,8 @@ def test_what_does_not_fit_says_what_would() -> None:
         (fix["flag"], fix["num_gpus"]) for fix in fixes if fix["max_model_len"] == 32768 and fix["gpu"] == "a100-80g"
     ]
     assert whole == [
-        ("--quantization awq", 1), ("--kv-cache-dtype fp8 --tensor-parallel-size 2", 2), ("--tensor-parallel-size 4", 4),
+        ("--quantization awq", 1), ("--kv-cache-dtype fp8 --tensor-parallel-size 2", 2),
+        ("--tensor-parallel-size 4", 4),
     ]  # fmt: skip
     assert fixes[0]["model"] == "llama-3.1-70b-awq"
     hub_id = "hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4"
