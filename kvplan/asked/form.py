@@ -29,6 +29,7 @@ from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, left_out
 from kvplan.sizing.layout import check_dtype, check_kv_dtype
 
 if TYPE_CHECKING:
+    from kvplan.hardware.instances import Instance
     from kvplan.servers.words.command import ServeCommand
 
 T = TypeVar("T")
@@ -149,17 +150,21 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
     with faults.part():
         in_use = form.parsed("memory_in_use", lambda text: parse_size(text, "--memory-in-use", least=0))
     faults.refuse()
+    stated, rented = stated_arguments(form, command), instances_of(form)
+    gpus = within_instances(gpus, rented, args, stated)
     is_pasted = "model" not in form.values
     revision = form.text("revision") or (command.revision if command and is_pasted else None)
     return Asked(
         model=form.text("model") or (command.model if command else None), is_pasted=is_pasted,
         source=source_of(form, revision), gpus=gpus,
         contexts=contexts if "max_model_len" in form.values else (args.max_model_len,),
-        args=args, release=release, stated=stated_arguments(form, command),
+        args=args, release=release, stated=stated,
         load=lambda context, spec: load_of(form, context, spec), weights_bytes=weights,
         draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use,
         calibration=form.text("calibration"), command=command, pasted=pasted,
-        environment=command.environment if command else {}, drafts=drafts, notes=pool_notes(form, args),
+        environment=command.environment if command else {}, drafts=drafts,
+        notes=(*pool_notes(form, args), *(machine.text for machine in rented)),
+        host=(rented[0].name, rented[0].host_memory) if len(rented) == 1 else None,
     )  # fmt: skip
 
 
@@ -240,10 +245,10 @@ def contexts_of(form: Form) -> tuple[Context, ...]:
 
 
 def gpus_of(form: Form) -> list[GpuSpec]:
-    """The GPUs named, for commands that set the number of GPUs elsewhere."""
-    gpus = counted_gpus_of(form)
+    """The GPUs named, for commands that set the number of GPUs elsewhere; of a cloud instance, its GPU."""
+    gpus, rented = counted_gpus_of(form), instances_of(form)
     for count, spec in gpus:
-        if count is not None:
+        if count is not None and spec.name not in {machine.gpu for machine in rented}:
             raise UsageError(
                 "--gpu", f"takes a name without a number here ({count} x {spec.name})", f"write {spec.name}"
             )
@@ -272,6 +277,33 @@ def counted_gpus_of(form: Form) -> list[tuple[int | None, GpuSpec]]:
                 raise UsageError("--gpu", f"names {spec.name} twice with different numbers", "use only one")
     faults.refuse()
     return [(count, spec) for spec, count in counts.items()]
+
+
+def instances_of(form: Form) -> "list[Instance]":
+    """The cloud instances among the GPUs named."""
+    texts = [name for text in form.texts("gpu") or () for name in text.split(",")]
+    if all(split_count(text)[0] is None for text in texts):
+        return []
+    from kvplan.hardware.names import read  # only for a name with a number
+
+    return [machine for text in texts if split_count(text)[0] is not None and (machine := read(text).instance)]
+
+
+def within_instances(
+    gpus: tuple[tuple[int | None, GpuSpec], ...], rented: "list[Instance]", args: EngineArgs, stated: frozenset[str]
+) -> tuple[tuple[int | None, GpuSpec], ...]:
+    """The GPUs without an instance's number where the ranks are stated, which must not be more than it has."""
+    if "tensor_parallel_size" not in stated:
+        return gpus
+    ranks = args.num_gpus
+    for machine in rented:
+        count = next(count or machine.count for count, spec in gpus if spec.name == machine.gpu)
+        if ranks > count:
+            raise UsageError(
+                "--gpu", f"{machine.name} has {count} GPUs, and --tp x --pp x --dp make {ranks}", "change one of them"
+            )
+    kinds = {machine.gpu for machine in rented}
+    return tuple((None if spec.name in kinds else count, spec) for count, spec in gpus)
 
 
 def gpu_memory(text: str) -> int:

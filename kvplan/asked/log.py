@@ -239,7 +239,8 @@ def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
         return [named if logged is None else with_memory(named, logged.size)], None
     if logged is None or logged.size <= 0:
         return [], None
-    near = [candidate for candidate in map(gpu, gpu_names()) if _reports(candidate, logged)]
+    reporting = [candidate for candidate in map(gpu, gpu_names()) if _reports(candidate, logged)]
+    near = [candidate for candidate in reporting if candidate.total_memory_kind == "logged"] or reporting
     if not near:
         text = f"no GPU that kvplan knows reports {logged.text} GiB: only its bytes are known; --gpu NAME says more"
         return [custom_gpu(logged.size)], text

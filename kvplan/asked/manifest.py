@@ -10,6 +10,7 @@ helm/templates/deployment-vllm-multi.yaml.
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +29,7 @@ TEMPLATE_CURE: Final = "give what `helm template` prints"
 _TOP_KEYS: Final = r"^(?:apiVersion|kind|services|servingEngineSpec)[ \t]*:"
 _NUMBER: Final = r"[0-9]{1,6}"
 GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
+SLICES: Final = "nvidia.com/mig-"
 # Templates for other objects; they serve nothing themselves.
 RUNTIMES: Final = (
     "ServingRuntime", "ClusterServingRuntime", "LLMInferenceServiceConfig", "CustomResourceDefinition",
@@ -344,7 +346,7 @@ def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> l
     script = container.script_of(words)
     if script is not None:
         words[words.index(script)] = serving_line(script, variables, budget)
-    gpu, label = gpu_of_labels(labels_of(pod))
+    gpu, label = gpu_of(body, pod)
     num_gpus = gpus_of(body, budget.where)
     return [
         ServedContainer(
@@ -540,17 +542,13 @@ def is_name(text: str) -> bool:
 
 
 def gpus_of(body: Mapping[str, Any], where: str) -> int | None:
-    """Number of GPUs that a container requests; a MIG slice is rejected."""
+    """Number of GPUs, or of MIG slices of one, that a container requests."""
     resources = mapping(body, "resources")
     for part in ("limits", "requests"):
         for name, value in mapping(resources, part).items():
-            if name.startswith("nvidia.com/mig-"):
-                raise UsageError(
-                    where, f"asks for a slice of a GPU ({printable(name, 60)})", "plan it with --gpu-memory"
-                )
             if name in GPU_RESOURCES and re.fullmatch(r"0?\.[0-9]+", str(value)):
                 raise UsageError(where, f"asks for a part of a GPU ({name}: {value})", "plan it with --gpu-memory")
-            if name in GPU_RESOURCES and value not in (None, ""):
+            if (name in GPU_RESOURCES or name.startswith(SLICES)) and value not in (None, ""):
                 return whole(value, 1, name, where)
     reservations = mapping(mapping(mapping(body, "deploy"), "resources"), "reservations")
     counts = [count for item in lists(reservations, "devices") if (count := devices_of(item, where)) is not None]
@@ -599,6 +597,21 @@ def devices_of(device: Any, where: str) -> int | None:
         return len(device["device_ids"])
     count = device.get("count")
     return None if count in (None, "all") else whole(count, 1, "count", where)
+
+
+def gpu_of(body: Mapping[str, Any], pod: Mapping[str, Any]) -> tuple[str | None, str]:
+    """(the GPU, the label that names it) of a container's node; a resource may ask for a MIG slice of it."""
+    gpu, label = gpu_of_labels(labels_of(pod))
+    resources = mapping(body, "resources")
+    names = [name for part in ("limits", "requests") for name in mapping(resources, part) if name.startswith(SLICES)]
+    if not names or gpu is None:
+        return (None, "") if names else (gpu, label)
+    from kvplan.hardware.names import find  # only for a slice
+
+    with suppress(UsageError):
+        spec = find(f"{gpu}-{names[0].removeprefix(SLICES)}")
+        return (None if spec is None else spec.name), f"{label} and {names[0]}"
+    return None, ""
 
 
 def labels_of(pod: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -61,6 +61,7 @@ class Asked:
     drafts       --speculative-config
     drafts_later the drafts are read from the server's log afterwards
     notes        on values that could be read otherwise
+    host         a cloud instance and its host memory, if one is named
     """
 
     model: str | None
@@ -83,6 +84,7 @@ class Asked:
     drafts: "SpeculativeConfig | None" = None
     drafts_later: bool = False
     notes: tuple[str, ...] = ()
+    host: tuple[str, int] | None = None
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class Inputs:
     """A parsed question: one request for each context and GPU, with the GPUs of one context adjacent.
 
     of_command  notes on the command; readings: notes on numbers that kvplan's own flags would parse differently
+    host        a cloud instance and its host memory
     """
 
     requests: list[Request]
@@ -99,6 +102,7 @@ class Inputs:
     warnings: list[str] = field(default_factory=list)
     readings: list[str] = field(default_factory=list)
     of_command: list[str] = field(default_factory=list)
+    host: tuple[str, int] | None = None
 
     def only(self, subject: str, remedy: str) -> Request:
         """The request, of a command that plans one server."""
@@ -142,6 +146,7 @@ def requests(query: Asked) -> Inputs:
         )  # fmt: skip
 
     inputs = Inputs([request(context, machine) for context in contexts for machine in splits], num_gpus=len(splits))
+    inputs.host = query.host
     inputs.notes += [] if variables_note is None else [variables_note]
     if not query.drafts_later:
         refuse_undrafted(inputs.requests[0])

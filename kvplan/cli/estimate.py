@@ -28,6 +28,7 @@ def estimate(options: EstimateOptions) -> int:
         tables = answer(inputs)
         if not options.quiet:
             say_of_start(tables)
+            say_of_host(tables, inputs)
         response = shapes(tables, options)
         output.answer(response, options.format, options.color, reports)
     fits = all(isinstance(answer, Plan) and answer.fits for table in tables for _, answer in table)
@@ -41,6 +42,21 @@ def say_of_start(tables: list[Table]) -> None:
         for text in plans[0].notes:
             if text not in plans[0].request.spec.notes:
                 output.tell("note", text)
+
+
+def say_of_host(tables: list[Table], inputs: Inputs) -> None:
+    """Warn of a plan that keeps more on the host than a cloud instance, or the memory shared with the GPU, has."""
+    plans = plans_of(tables)
+    if len(plans) != 1 or (inputs.host is None and not plans[0].request.gpu.unified):
+        return
+    from kvplan.policy.pods import lacking  # only for these
+
+    gpu, others = plans[0].request.gpu, plans[0].estimates["in_use"].likely
+    name, memory = ("the memory that GPU and host share", gpu.shared_memory - others) if inputs.host is None else (
+        f"the host memory of {inputs.host[0]}", inputs.host[1]
+    )  # fmt: skip
+    if plans[0].fits and (short := lacking(plans[0], memory=memory, name=name)):
+        output.tell("warning", "; ".join(short))
 
 
 # --- answering --------------------------------------------------------------------------------------------------------

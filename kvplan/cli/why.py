@@ -359,7 +359,8 @@ class Setup:
             for candidate in known
             if candidate.total_memory_low <= total.high and total.low <= candidate.total_memory_high
         ]
-        return [with_memory(candidate, total.bytes) for candidate in near] or [custom_gpu(total.bytes)]
+        logged = [candidate for candidate in near if candidate.total_memory_kind == "logged"]
+        return [with_memory(candidate, total.bytes) for candidate in logged or near] or [custom_gpu(total.bytes)]
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

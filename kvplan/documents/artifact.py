@@ -522,15 +522,13 @@ def _statement(name: str, text: str, source: str) -> typed.Assumption:
 
 
 TOTAL_FORMULAS = {
-    "logged": "from server logs",
-    "published": "from published device queries",
-    "estimated": "nominal GiB x the ratio seen on GPUs of its class",
+    "logged": "from logs and device queries",
+    "nominal": "the published size, less what logged GPUs of its kind keep back",
     "given": "as set",
 }
 TOTAL_KINDS: Final[dict[TotalKind, Kind]] = {
     "logged": "measured",
-    "published": "measured",
-    "estimated": "calibrated",
+    "nominal": "calibrated",
     "given": "exact",
 }
 

@@ -2,16 +2,21 @@
 
 Total memory is what `cudaMemGetInfo` and torch's `total_memory` report, which is below the vendor's figure: the driver
 reserves 1 to 3.4%, and GDDR6 boards with ECC on lose another sixteenth. If a server's log or a device query gives
-that total, gpus.yaml has it (kinds `logged` and `published`) with the lowest and highest reading.
-Otherwise it is `estimated` by one rule: the vendor's GB read as GiB, times the ratio of the sourced NVIDIA totals of
-the same class, its lowest and highest as the range:
+that total, gpus.yaml has it (`logged`) with the lowest and highest reading. Otherwise it is `nominal`: the published
+size read as GiB, less what logged cards of its kind keep back, their least and most as the range. Small cards keep
+back the same amount whatever their size, so there the rule counts MiB; the others keep a share:
 
-    class                                         low    median  high   sourced totals
-    GDDR6 with ECC kept in the same memory        0.909  0.921   0.928  T4, A10G, A40, L4, L40S
-    up to 48 GB, no ECC in the same memory        0.966  0.982   0.993  14 boards, V100 to RTX 5090
-    80 GB and more                                0.984  0.990   0.992  13 boards, A100 to GB300
+    kind                                          least   likely  most    logged totals
+    GDDR6 with ECC kept in the same memory        7.2%    7.9%    9.1%    T4, A10G, A40, L4, L40S
+    80 GB and more                                0.8%    1.0%    1.6%    13 boards, A100 to GB300
+    Ampere, no ECC in the same memory, MiB        244     430     465     RTX 3060, 3090, 3090 Ti, A5000
+    Ada, MiB                                      335     388     502     RTX 4070, 4070 Ti SUPER, 4080, 4090
+    Blackwell, MiB                                543     603     667     RTX 5060 Ti, 5090
 
-FLOP/s are dense. Entries are parsed individually on demand (kvplan.core.entries).
+Under Windows and WSL2 a GeForce keeps back 7 MiB (RTX 4070 SUPER), so that is its least.
+
+FLOP/s are dense. Entries are parsed individually on demand (kvplan.core.entries); names that no entry lists are read by
+kvplan.hardware.names, loaded for them alone.
 """
 
 import re
@@ -23,28 +28,29 @@ from typing import Any, Final, Literal, TypeVar
 from kvplan.core import entries
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.records import dataclass
-from kvplan.core.units import GIB
 
-TotalKind = Literal["logged", "published", "estimated", "given"]
-KINDS: Final[tuple[TotalKind, ...]] = ("logged", "published", "estimated")
-VENDORS = ("nvidia", "amd")
+TotalKind = Literal["logged", "nominal", "given"]
+KINDS: Final[tuple[TotalKind, ...]] = ("logged", "nominal")
+VENDORS = ("nvidia", "amd", "intel")
 NODE_GPUS: Final = 8  # the most that one machine is taken to have
 INTERCONNECTS = ("nvlink", "infinity-fabric", "pcie", "none")
 GIVEN: Final = "given"
 Choice = TypeVar("Choice", bound=str)
 LOG_PRECISION = 2**30 // 200  # half of the last digit of "139.81 GiB"
+PAGE: Final = 4096  # no device has a part of one, so a total that is none is a rounded text
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
     """One GPU as its runtime lists it: bytes, bytes/s and dense FLOP/s; None if a figure is not published.
 
-    total_memory_kind  logged | published | estimated (gpus.yaml), given (by the user)
-    compute_capability CUDA's, such as '9.0'; None for AMD, whose `architecture` is the gfx name
+    total_memory_kind  logged | nominal (gpus.yaml), given (by the user)
+    compute_capability CUDA's, such as '9.0'; None for other vendors, whose `architecture` is a name: gfx942, xe2
     sm_count           multiprocessors, or compute units on AMD
     unified            the CPU and the GPU share one memory, so less than the total is free for a model
     interconnect       between GPUs of one server: nvlink, infinity-fabric, pcie, none; None for a custom GPU
     interconnect_bandwidth  bytes per second of one GPU, both directions together, as the vendor states it
+    offered            a remedy may name it: not a laptop's, nor one that is sold no more
     """
 
     name: str
@@ -70,6 +76,7 @@ class GpuSpec:
     interconnect: str | None = None
     interconnect_bandwidth: int | None = None
     interconnect_source: str = ""
+    offered: bool = True
 
     @property
     def sm(self) -> int:
@@ -94,6 +101,21 @@ class GpuSpec:
         return self.interconnect == "pcie" and "geforce" in self.device_name.lower()
 
     @property
+    def has_own_limit(self) -> bool:
+        """True if the driver lends the GPU a fixed part of a shared memory: GTT of Strix Halo, Metal's working set.
+
+        What other programs use lies in the rest and does not lessen it; on GB10 and Jetson it does.
+        """
+        return self.unified and (self.vendor == "apple" or self.architecture == "gfx1151")
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of the one memory that a GPU shares with the host, 0 if it has its own."""
+        if not self.unified:
+            return 0
+        return self.total_memory if self.nominal_memory is None or not self.has_own_limit else self.nominal_memory
+
+    @property
     def is_a100(self) -> bool:
         """True for an A100 by device name, which vLLM's scheduler defaults treat as a small GPU."""
         return "a100" in self.device_name.lower()
@@ -114,50 +136,37 @@ def _sm(compute_capability: str | None) -> int:
 
 @cache
 def gpu(name: str) -> GpuSpec:
-    """Look up a GPU by name or alias, ignoring case. Raise UsageError with suggestions if there is none."""
+    """Look up a GPU by any name of one (kvplan.hardware.names). Raise UsageError with suggestions if there is none."""
     path = entries.locate("gpus.yaml")
-    known = _resolve(name)
-    if known is None:
-        raise entries.unknown(path, "gpu", name)
-    return read_entry(known, entries.entry(path, known))
+    known = entries.resolve(path, name.strip())
+    if known is not None:
+        return read_entry(known, entries.entry(path, known))
+    from kvplan.hardware import names  # only for a name that is not listed
+
+    spec = names.find(name)
+    if spec is None:
+        raise names.unknown(name)
+    return spec
 
 
 def of_device(device_name: str, total_memory: int) -> GpuSpec | None:
     """The GPU with a name as the driver says it, of several the one whose memory is nearest; None: it is not known."""
+    if " MIG " in device_name:
+        from kvplan.hardware import slices  # only for one
+
+        return slices.of_device(device_name)
     texts = entries.sections(entries.locate("gpus.yaml")).items()
     known = [gpu(name) for name, text in texts if f'device_name: "{device_name}"\n' in text]
     return min(known, key=lambda spec: abs(spec.total_memory - total_memory), default=None)
 
 
-def _resolve(name: str) -> str | None:
-    """The GPU's own name; spaces may replace hyphens, and vendor and memory may be included: "NVIDIA A40 48GB"."""
-    path, words = entries.locate("gpus.yaml"), name.split()
-    for spelling in (words, words[1:] if words and words[0].lower() in VENDORS else words):
-        for text in (" ".join(spelling), "-".join(spelling)):
-            known = entries.resolve(path, text)
-            if known is not None:
-                return known
-    sized = re.fullmatch(r"(.+\S)\s+([1-9][0-9]{0,3})\s?(?:GB|GiB|G)", name.strip(), re.IGNORECASE)
-    known = None if sized is None else _resolve(sized[1])
-    if sized is None or known is None or entries.entry(path, known)["nominal_memory"] != int(sized[2]) * GIB:
-        return None
-    return known
-
-
-_COUNTED = re.compile(
-    r"(?P<first>\S[^:]*?)\s*:\s*(?P<last>[1-9][0-9]{0,3})|(?P<count>[1-9][0-9]{0,3})\s*[xX×*]\s*(?P<name>\S.*)"
-    r"|(?P<head>\S.*?)\s*[xX×*]\s*(?P<tail>[1-9][0-9]{0,3})"
-)
-
-
 def split_count(text: str) -> tuple[int | None, str]:
-    """Split "8xh100", "2 x l40s", "l40s:2", "h100x8" or "8*h100" into (count, GPU name); None: no count."""
-    match = _COUNTED.fullmatch(text.strip())
-    if match is None or _resolve(text) is not None:
+    """Split "8xh100", "l40s:2", "h100x8", "8*h100" or a cloud instance into (count, GPU name); None: no count."""
+    if entries.resolve(entries.locate("gpus.yaml"), text.strip()) is not None:
         return None, text
-    if match["head"] is not None and _resolve(match["head"]) is None:
-        return None, text  # the x may be part of a name
-    return int(match["count"] or match["last"] or match["tail"]), match["name"] or match["first"] or match["head"]
+    from kvplan.hardware import names  # only for a name that is not listed
+
+    return names.counted(text)
 
 
 @cache
@@ -241,9 +250,10 @@ def read_entry(name: str, facts: Mapping[str, Any]) -> GpuSpec:
         interconnect=_one_of(name, facts, "interconnect", INTERCONNECTS),
         interconnect_bandwidth=_maybe_count(name, facts, "interconnect_bandwidth"),
         interconnect_source=_text(name, facts, "interconnect_source"),
+        offered=_flag(name, facts, "offered", True),
     )
     _check(spec)
-    if spec.total_memory_kind != "logged":
+    if spec.total_memory_kind != "logged" or spec.total_memory % PAGE == 0:
         return spec
     # A log has two decimals of a GiB, so the reading itself is a range.
     low = min(spec.total_memory_low, spec.total_memory - LOG_PRECISION)
@@ -312,8 +322,8 @@ def _capability(name: str, facts: Mapping[str, Any]) -> str | None:
     return value
 
 
-def _flag(name: str, facts: Mapping[str, Any], fact: str) -> bool:
-    value = facts.get(fact, False)
+def _flag(name: str, facts: Mapping[str, Any], fact: str, usual: bool = False) -> bool:
+    value = facts.get(fact, usual)
     if not isinstance(value, bool):
         raise _invalid(name, fact, "is neither true nor false", value)
     return value

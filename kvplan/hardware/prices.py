@@ -1,4 +1,7 @@
-"""GPU prices: a file of `gpu: dollars per hour`, read strictly. kvplan has no prices of its own."""
+"""GPU prices: a file of `gpu: dollars per hour`, read strictly. kvplan has no prices of its own.
+
+A cloud instance has a price, too: that of all its GPUs, which is divided by their number.
+"""
 
 import csv
 import re
@@ -10,7 +13,7 @@ from kvplan.core import strict_yaml
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.strict_yaml import Mark
-from kvplan.hardware.gpu import gpu
+from kvplan.hardware.gpu import gpu, split_count
 
 MAX_BYTES = 256 * 1024
 CSV_HEADER = ["gpu", "dollars_per_hour"]
@@ -32,13 +35,23 @@ def read(path: Path) -> Prices:
     first: dict[str, Mark] = {}
     for mark, name, text in pairs:
         with strict_yaml.located(mark):
-            own = gpu(name).name
+            own, count = priced(name)
         if own in prices:
             raise strict_yaml.wrong(mark, f"{own} has a price in line {first[own].line} already; keep one of them")
-        prices[own], first[own] = _dollars(mark, own, text), mark
+        prices[own], first[own] = _dollars(mark, own, text) / count, mark
     if not prices:
         raise InvalidInputError(path_text(path), "contains no price", "write lines such as `a100-80g: 2.50`")
     return Prices(prices, path_text(path))
+
+
+def priced(name: str) -> tuple[str, int]:
+    """(the GPU's own name, how many of them the price is of): one, or those of a cloud instance."""
+    if split_count(name)[0] is None:
+        return gpu(name).name, 1
+    from kvplan.hardware.instances import instance  # only for a name with a number
+
+    machine = instance(name)
+    return (gpu(name).name, 1) if machine is None else (machine.gpu, machine.count)
 
 
 def _dollars(mark: Mark, name: str, text: str) -> float:

@@ -50,7 +50,7 @@ class LiveGpu:
     def spec(self) -> GpuSpec:
         """The GPU as plans take it, with the memory that the driver reports."""
         name = re.sub(r" MIG \S+$", "", self.name)
-        known = of_device(name, self.memory.total)
+        known = of_device(self.name, self.memory.total) or of_device(name, self.memory.total)
         if known is None:
             known = replace(custom_gpu(self.memory.total), name=name, device_name=name, vendor="nvidia")
         known = replace(known, compute_capability=self.capability or known.compute_capability)

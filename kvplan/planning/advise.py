@@ -293,11 +293,9 @@ def larger_gpu(request: Request) -> Knob:
 
 
 def larger_gpus(request: Request) -> list[GpuSpec]:
-    """GPUs of the same vendor with more memory, the smallest first; without those that share memory with the CPU."""
-    makes = [gpu(name) for name in gpu_names()]
-    larger = [
-        candidate for candidate in makes if candidate.total_memory > request.gpu.total_memory and not candidate.unified
-    ]
+    """GPUs on offer of the same vendor with more memory, the smallest first; none that shares memory with the CPU."""
+    offered = [candidate for candidate in map(gpu, gpu_names()) if candidate.offered and not candidate.unified]
+    larger = [candidate for candidate in offered if candidate.total_memory > request.gpu.total_memory]
     make = request.gpu.vendor if request.gpu.vendor != "unknown" else "nvidia"
     return sorted(
         (candidate for candidate in larger if candidate.vendor == make and candidate.sm >= min(80, request.gpu.sm)),

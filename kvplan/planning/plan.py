@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB, format_bytes
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import users_held
-from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.base import SERVERS, abilities_of, server_of, terms_of
 from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Concurrency, HostRow, Place, PoolShare, Sized, UserAnswer
 from kvplan.servers.plans.plan import Load as Load
 from kvplan.servers.plans.plan import MemoryBreakdown as MemoryBreakdown
@@ -103,6 +103,24 @@ def check_stands_alone(spec: ModelSpec) -> None:
         raise UnsupportedModelError(spec.name, f"drafts for another model ({kind})", "name it with --draft-model")
 
 
+def check_vendor(request: Request) -> None:
+    """Reject a GPU of a maker that the server has no known rules for, and slices that are to work together."""
+    vendor = request.gpu.vendor
+    if " MIG " in request.gpu.device_name and request.args.world_size > 1:
+        problem = f"is a MIG slice, and NCCL joins none with others ({request.args.world_size} ranks)"
+        raise UsageError(f"--gpu {request.gpu.name}", problem, "use one slice for each server", keys=("gpu",))
+    if vendor in (*abilities_of(request.release.engine).vendors, "unknown"):
+        return
+    from kvplan.hardware.vendors import served_by, title  # only for the error
+
+    server = terms_of(request.release.engine).title
+    others = [f"--engine {name}" for name in SERVERS if vendor in abilities_of(name).vendors]
+    raise UsageError(
+        "--gpu", f"{server} is not planned on {title(vendor)} GPUs ({request.gpu.name})",
+        f"use {' or '.join(others)}" if others else served_by(vendor), keys=("gpu",),
+    )  # fmt: skip
+
+
 def plan(request: Request) -> Plan:
     """Size a model on a GPU.
 
@@ -110,6 +128,7 @@ def plan(request: Request) -> Plan:
     """
     server = server_of(request.release.engine)
     check_stands_alone(request.spec)
+    check_vendor(request)
     request, notes = server.drafter(request)
     answer = server.size(request)
     capacity = answer.capacity

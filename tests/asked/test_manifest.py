@@ -14,6 +14,7 @@ from kvplan.asked.budget import MAX_EXPANDED, Budget
 from kvplan.asked.manifest import ServedContainer
 from kvplan.asked.pasted import parse_container, read_command
 from kvplan.core.errors import UsageError
+from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.servers.words.command import ServeCommand
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
@@ -167,10 +168,19 @@ def test_a_chat_template_among_the_arguments_is_none_of_ours() -> None:
     assert command(text).model == "m/x"
 
 
-def test_a_slice_of_a_gpu_is_refused() -> None:
-    for name, count in (("nvidia.com/mig-1g.10gb", "1"), ("nvidia.com/gpu", "0.5")):
-        with pytest.raises(UsageError, match="asks for a"):
-            served(pod(f"image: {IMAGE}\nargs: [--model, m/x]\nresources: {{limits: {{{name}: {count}}}}}"))
+def test_a_part_of_a_gpu_is_refused() -> None:
+    with pytest.raises(UsageError, match="asks for a part of a GPU"):
+        served(pod(f"image: {IMAGE}\nargs: [--model, m/x]\nresources: {{limits: {{nvidia.com/gpu: 0.5}}}}"))
+
+
+def test_a_mig_slice_is_that_of_the_nodes_gpu() -> None:
+    container = f"image: {IMAGE}\nargs: [--model, m/x]\nresources: {{limits: {{nvidia.com/mig-1g.10gb: 1}}}}"
+    labels = "  nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}\n"
+    (server,) = served(pod(container, more=labels))
+    assert (server.gpu, server.num_gpus) == ("h100-80g-1g.10gb", 1)
+    assert server.gpu_label == "nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3 and nvidia.com/mig-1g.10gb"
+    (server,) = served(pod(container))  # of which GPU, nothing says
+    assert (server.gpu, server.num_gpus) == (None, 1)
 
 
 def test_a_list_and_many_documents_give_every_server() -> None:
@@ -220,7 +230,7 @@ LABELS = [
     ("nvidia.com/gpu.product", "NVIDIA-A100-80GB-PCIe", "a100-pcie-80g"),
     ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3", "h100-80g"),
     ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3-SHARED", "h100-80g"),
-    ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", None),
+    ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "h100-80g-1g.10gb"),
     ("nvidia.com/gpu.product", "NVIDIA-H200", "h200"),
     ("nvidia.com/gpu.product", "Tesla-T4", "t4"),
     ("nvidia.com/gpu.product", "NVIDIA-Something-New", None),
@@ -237,9 +247,9 @@ LABELS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "gpu"), LABELS)
-def test_a_nodes_label_names_the_gpu_or_nothing(key: str, value: str, gpu: str | None) -> None:
-    assert nodes.gpu_of_labels([(key, [value])])[0] == gpu
+@pytest.mark.parametrize(("key", "value", "name"), LABELS)
+def test_a_nodes_label_names_the_gpu_or_nothing(key: str, value: str, name: str | None) -> None:
+    assert nodes.gpu_of_labels([(key, [value])])[0] == name
 
 
 def test_a_choice_of_gpus_names_none() -> None:
@@ -247,13 +257,17 @@ def test_a_choice_of_gpus_names_none() -> None:
     assert nodes.gpu_of_labels([(nodes.PRODUCT, values)]) == (None, "")
 
 
-def test_every_gpu_of_the_list_that_kubernetes_can_label_is_read_back() -> None:
-    from kvplan.hardware.gpu import gpu, gpu_names
+def same_device(name: str | None, spec: GpuSpec) -> bool:
+    """True if a label's GPU is this one, or one of several with its device name, of which it may name none."""
+    several = [other for other in gpu_names() if gpu(other).device_name == spec.device_name]
+    return name in several or (name is None and len(several) > 1)
 
+
+def test_every_gpu_of_the_list_that_kubernetes_can_label_is_read_back() -> None:
     for name in gpu_names():
         spec = gpu(name)
         if spec.vendor == "nvidia":
-            assert nodes.gpu_of_product(nodes.product_of(spec.device_name)) == name
+            assert same_device(nodes.gpu_of_labels([(nodes.PRODUCT, [nodes.product_of(spec.device_name)])])[0], spec)
 
 
 def test_a_pasted_manifest_with_several_servers_names_them() -> None:

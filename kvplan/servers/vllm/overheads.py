@@ -684,7 +684,7 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
     where = f"TP {tp}" if talks_to == tp else f"{talks_to} ranks, as at TP"
     formula = f"{measured.likely / GIB:.2f} GiB measured growth at {where} ({causes}), {measured.spread}"
     low, likely, high, source = measured.low, measured.likely, measured.high, measured.source
-    if gpu.unified:
+    if gpu.unified and not gpu.has_own_limit:
         host = HOST_GROWTH
         low, likely, high = low + host.low, likely + host.likely, high + host.high
         formula += f"; {host.likely / GIB:.1f} GiB used by the host meanwhile, {host.spread}, not computable"
@@ -736,7 +736,7 @@ def in_use(gpu: GpuSpec, stated: int | None) -> Estimate:
     """
     if stated is not None:
         return Estimate(stated, stated, stated, "as stated (--memory-in-use)", "--memory-in-use", "exact")
-    if not gpu.unified:
+    if not gpu.unified or gpu.has_own_limit:
         return Estimate(0, 0, 0, "none: no other process on the GPU", "set it with --memory-in-use", "exact")
     spread = HOST_AT_START
     formula = f"{spread.likely / GIB:.1f} GiB of the host, {spread.spread}; not computable: set it with --memory-in-use"

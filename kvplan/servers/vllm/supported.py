@@ -15,6 +15,7 @@ from kvplan.servers.words.arguments import RANKS, Settings
 AMPERE: Final = 80
 FLOATS: Final = ("float16", "bfloat16")
 # Methods whose get_supported_act_dtypes has float32. Source: vLLM 0.33 model_executor/layers/quantization.
+OLDEST_GPU: Final = 70
 IN_FLOAT32: Final = ("compressed-tensors",)
 
 
@@ -34,6 +35,17 @@ def check_architecture(spec: ModelSpec, release: Version, sm: int) -> None:
 def refusal(request: Request, settings: Settings) -> Refusal | None:
     """Return the first refusal of a combination that vLLM could be sized with, or None if it starts."""
     return next(filter(None, (reason(request, settings) for reason in REASONS)), None)
+
+
+def capability(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of a GPU that no build has kernels for.
+
+    Source: vLLM 0.33 CMakeLists.txt (CUDA_SUPPORTED_ARCHS).
+    """
+    sm = request.gpu.sm
+    if 0 < sm < OLDEST_GPU:
+        return unsupported(f"it needs compute capability {OLDEST_GPU / 10:.1f}, this GPU has {sm / 10:.1f}")
+    return None
 
 
 def architecture(request: Request, settings: Settings) -> Refusal | None:
@@ -261,6 +273,6 @@ def adapted_drafts(request: Request, settings: Settings) -> Refusal | None:
 
 
 REASONS: Final[tuple[Callable[[Request, Settings], Refusal | None], ...]] = (
-    architecture, windows, dtype, kv_dtype, block_size, attention, weights, experts, prefill, state_blocks, ranks,
-    draft_ranks, adapted_drafts,
+    capability, architecture, windows, dtype, kv_dtype, block_size, attention, weights, experts, prefill, state_blocks,
+    ranks, draft_ranks, adapted_drafts,
 )  # fmt: skip
