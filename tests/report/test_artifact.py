@@ -382,10 +382,10 @@ def test_a_stated_weight_total_is_an_assumption(cases: dict[str, Plan]) -> None:
     assert "weights" in [assumption["name"] for assumption in document["assumptions"]]
 
 
-def test_an_estimated_gpu_total_is_an_assumption() -> None:
-    estimated = planned("llama-3.1-8b", "a10", max_model_len=32768)
-    document = plan_document(estimated)
-    assert document["inputs"]["gpu"]["total_memory_kind"] == "estimated"
+def test_a_nominal_gpu_total_is_an_assumption() -> None:
+    nominal = planned("llama-3.1-8b", "a10", max_model_len=32768)
+    document = plan_document(nominal)
+    assert document["inputs"]["gpu"]["total_memory_kind"] == "nominal"
     assert document["assumptions"][0]["name"] == "total"
     assert document["provenance"]["memory.total"]["kind"] == "calibrated"
 
