@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from kvplan.cli import output
 from kvplan.cli.options import GpusOptions, ModelsOptions, SchemaOptions
@@ -12,7 +12,8 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import GB, format_count, format_gib, format_size
-from kvplan.hardware.gpu import gpu, gpu_names
+from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
+from kvplan.hardware.names import read
 from kvplan.models import catalog
 from kvplan.models.catalog import Facts
 from kvplan.models.spec import (
@@ -32,7 +33,7 @@ from kvplan.models.spec import (
 from kvplan.report import console as tables
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
-from kvplan.report.lines import Line, Part
+from kvplan.report.lines import Line, Part, line
 from kvplan.report.page import Block, bold
 from kvplan.sizing.weights import num_params, stored_dtype
 
@@ -191,28 +192,36 @@ def json_details(spec: ModelSpec, facts: Facts) -> ModelFacts:
     }
 
 
+# Names of which the table has no rows.
+OTHER_NAMES: Final = (
+    "Slices, Macs and cloud instances are named, too: h100-1g.10gb, m4-max-64g, p5.48xlarge.",
+    "So are product names and node labels: NVIDIA-H100-80GB-HBM3, nvidia-l4.",
+)
+
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
 def gpus(options: GpusOptions) -> int:
-    names = gpu_names() if options.name is None else [options.name]
-    rows = [tables.gpu_row(gpu(name)) for name in names]
+    named = None if options.name is None else read(options.name)
+    rows = [tables.gpu_row(spec) for spec in (map(gpu, gpu_names()) if named is None else [named.spec])]
 
     def sizes() -> list[Figure]:
         return size_bars("Memory", ((row["name"], row["total_memory"]) for row in rows))
 
-    if options.name is None:
-        response = listed(rows, "gpus", lambda: [tables.gpu_list(rows)], lambda: [tables.gpu_list(rows)], sizes)
+    if named is None:
+        screen = lambda: [tables.gpu_list(rows), line(), *map(line, OTHER_NAMES)]  # noqa: E731
+        response = listed(rows, "gpus", screen, lambda: [tables.gpu_list(rows)], sizes)
     else:
         document: GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}
-        details = gpu_details(rows[0], options.name)
+        details = gpu_details(rows[0], named.spec)
+        if named.instance is not None:
+            output.tell("note", named.instance.text)
         response = listed(rows, "gpus", lambda: fact_lines(details), lambda: [facts_table(details)], sizes, document)
     answer(response, options)
     return 0
 
 
-def gpu_details(row: GpuRow, name: str) -> list[tuple[str, str]]:
-    spec = gpu(name)
+def gpu_details(row: GpuRow, spec: GpuSpec) -> list[tuple[str, str]]:
     spread = "" if spec.total_memory_low == spec.total_memory_high else (
         f", range {format_gib(spec.total_memory_low)} to {format_gib(spec.total_memory_high)}"
     )  # fmt: skip

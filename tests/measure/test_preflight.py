@@ -115,7 +115,7 @@ def test_a_mig_instance_has_its_own_memory(run: Run, install: Install, host: Hos
     install(h100(uuid="GPU-1", mig=[part]))
     ran = preflight(run, QWEN)
     assert ran.code == 1  # 15.26 GiB of weights
-    assert ran.json["gpu"] == "h100-80g"
+    assert ran.json["gpu"] == "h100-80g-1g.10gb"
     assert ran.json["machine"]["gpus"][0]["is_mig"] is True
     assert ran.json["machine"]["gpus"][0]["memory"]["total"] == 9984 * MIB
     assert preflight(run, "vllm serve Qwen/Qwen3-0.6B --max-model-len 4096").code == 0

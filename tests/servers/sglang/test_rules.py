@@ -248,7 +248,7 @@ class TestThePlan:
     @pytest.mark.parametrize("name", gpu_names())
     def test_every_gpu_has_a_default(self, name: str) -> None:
         fraction = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu(name), EngineArgs(), parse_engine("sglang"))
-        assert 0.3 < fraction < 0.95
+        assert 0.25 < fraction < 0.95  # a laptop's 6 GB are the least
 
 
 class TestRefusals:
