@@ -12,11 +12,12 @@ list of accelerators (cloud.google.com/gke-accelerator), Karpenter's instance-gp
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvplan.core import entries
 from kvplan.core.errors import UnknownNameError, UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import GIB
 from kvplan.hardware import apple, slices
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
@@ -52,7 +53,8 @@ ELSEWHERE: Final = (
 )  # fmt: skip
 
 
-class Named(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Named:
     """What a name stands for; the count is None if no number was written, the instance if none was named."""
 
     spec: GpuSpec

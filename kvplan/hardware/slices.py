@@ -11,7 +11,7 @@ slices.
 import re
 from dataclasses import replace
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import GpuSpec, gpu
@@ -103,7 +103,7 @@ def slice_of(name: str, profile: str) -> GpuSpec:
     share = part.parts / parts
     slice_share = part.compute / (7 if parts == 8 else 4)
     speed = part.sms / whole.sm_count if part.sms and whole.sm_count else slice_share
-    rates = {
+    rates: dict[str, Any] = {
         rate: None if (value := getattr(whole, rate)) is None else round(value * speed)
         for rate in ("bf16_flops", "fp16_flops", "fp8_flops", "int8_flops", "fp4_flops")
     }
