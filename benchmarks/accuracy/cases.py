@@ -239,7 +239,6 @@ def numbered(label: str) -> tuple[int, int]:
 
 
 TOTAL = re.compile(r"(\d+\.\d+) ?Gi?B(?: total|\)| usable| capacity)|max memory (\d+\.\d+) GB")
-MIG = re.compile(r"a100.*mig.*\dg\.(\d+)gb")
 
 
 def gpu_of(case: Case) -> GpuSpec:
@@ -250,8 +249,8 @@ def gpu_of(case: Case) -> GpuSpec:
     entry = entry or next((named for pattern, named in known()["gpus"] if re.search(pattern, name)), None)
     stated = TOTAL.search(case.gpu or "")
     total = float(stated[1] or stated[2]) if stated else case.measured.get("total_gpu_mem_gib")
-    if slice_of := MIG.search(name):  # "1g.5gb": a slice of 4.75 GiB
-        return with_memory(gpu("a100-40g" if slice_of[1] == "5" else "a100-80g"), int(int(slice_of[1]) * 0.95 * GIB))
+    if " mig " in name:
+        return gpu(name)
     if entry is None:
         if total is None:
             raise NotStated("no GPU is named" if not name else "its GPU is not in gpus.yaml")

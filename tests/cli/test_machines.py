@@ -55,6 +55,13 @@ def test_a_label_is_read_by_every_way_to_ask(run: Run, tmp_path: Path, name: str
     assert run("check", policy).code == 0
 
 
+def test_a_logged_slice_lies_in_the_plans_range(run: Run) -> None:
+    """A log of vLLM 0.10.1 on an A100 MIG 1g.5gb: 1.40 GiB of KV cache for gemma-3-1b-it; its batch is not stated."""
+    model = ("google/gemma-3-1b-it", "--ctx", "32k", "--engine", "vllm@0.10")
+    memory = run("estimate", *model, "--gpu", "a100-1g.5gb", "--format", "json").json["memory"]
+    assert memory["available_low"] <= 1.40 * 2**30 <= memory["available_high"]
+
+
 def test_slices_are_not_joined(run: Run) -> None:
     ran = run("estimate", "qwen3-0.6b", "--ctx", "8k", "--gpu", "h100-1g.10gb", "--tp", "2")
     assert refused(ran).startswith("--gpu h100-80g-1g.10gb is a MIG slice, and NCCL joins none with others (2 ranks)")
