@@ -107,7 +107,7 @@ class Form:
             return None
         from kvplan.asked.pasted import read_command  # only needed for a pasted command
 
-        return read_command(text)
+        return read_command(text, self.values.keys())
 
     @property
     def names_model(self) -> bool:
@@ -143,7 +143,7 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
     with faults.part():
         check_names(form)
     with faults.part():
-        gpus = tuple(counted_gpus_of(form))
+        gpus = tuple(counted_gpus_of(with_gpu_of(command, form)))
     with faults.part():
         weights = form.parsed("weights_bytes", weights_of)
     with faults.part():
@@ -159,8 +159,14 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
         load=lambda context, spec: load_of(form, context, spec), weights_bytes=weights,
         draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use,
         calibration=form.text("calibration"), command=command, pasted=pasted,
-        environment=command.environment if command else {}, drafts=drafts, notes=pool_notes(form, args),
+        environment=command.environment if command else {}, drafts=drafts, options=frozenset(form.values), notes=pool_notes(form, args),
     )  # fmt: skip
+
+
+def with_gpu_of(command: "ServeCommand | None", form: Form) -> Form:
+    """The form with the GPU that a pasted manifest names, unless one is stated."""
+    resources = command.resources if command else None
+    return form if form.names_gpu or resources is None or resources.gpu is None else form.changed(gpu=[resources.gpu])
 
 
 def check_names(form: Form) -> None:

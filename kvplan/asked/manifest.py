@@ -20,6 +20,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.servers.base import SERVERS, programs
+from kvplan.servers.words.command import Resources
 from kvplan.servers.words.shell import is_shell, names_server
 
 MAX_CHARS: Final = 512 * 1024
@@ -66,6 +67,10 @@ class ServedContainer:
     notes: tuple[str, ...] = ()
     memory: int | None = None
     shm: int | None = None
+
+    @property
+    def resources(self) -> Resources:
+        return Resources(self.gpu, self.gpu_label, self.num_gpus, self.num_pods, self.replicas)
 
 
 class Mapped(dict[str, Any]):

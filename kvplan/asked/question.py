@@ -24,7 +24,7 @@ from kvplan.servers.words.arguments import EngineArgs
 if TYPE_CHECKING:
     from kvplan.models.tensors import Checkpoint
     from kvplan.servers.plans.plan import Estimate
-    from kvplan.servers.words.command import Environment, Repeated, ServeCommand
+    from kvplan.servers.words.command import Environment, Repeated, Resources, ServeCommand
     from kvplan.servers.words.speculative_config import SpeculativeConfig
 
 PASTED: Final = "--from-command"
@@ -60,6 +60,7 @@ class Asked:
     environment  variables of the server's process
     drafts       --speculative-config
     drafts_later the drafts are read from the server's log afterwards
+    options      keys that were stated outside the command
     notes        on values that could be read otherwise
     """
 
@@ -82,6 +83,7 @@ class Asked:
     environment: "Environment" = field(default_factory=dict)
     drafts: "SpeculativeConfig | None" = None
     drafts_later: bool = False
+    options: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
 
@@ -143,6 +145,7 @@ def requests(query: Asked) -> Inputs:
 
     inputs = Inputs([request(context, machine) for context in contexts for machine in splits], num_gpus=len(splits))
     inputs.notes += [] if variables_note is None else [variables_note]
+    inputs.notes += resource_notes(query, inputs.requests[0])
     if not query.drafts_later:
         refuse_undrafted(inputs.requests[0])
     add_remarks(inputs, query, [model, *([draft] if draft else [])])
@@ -163,6 +166,40 @@ def check_in_use(query: Asked) -> None:
                 f"is more than {machine.name} has ({format_gib(in_use)} of {format_gib(machine.total_memory)})",
                 "use the memory that other processes hold on one GPU",
             )
+
+
+def check_resources(resources: "Resources", request: Request) -> str | None:
+    """Refuse a server that needs more GPUs than its pods request; returns a note of unused ones."""
+    if resources.num_gpus is None:
+        return None
+    ranks, total = request.args.num_gpus, resources.num_gpus * resources.num_pods
+    pods = f" in {resources.num_pods} pods" if resources.num_pods > 1 else ""
+    if ranks > total:
+        raise UsageError(
+            "nvidia.com/gpu",
+            f"its command needs {ranks} GPUs, and the manifest asks for {total}{pods}",
+            "ask for as many, or change --tensor-parallel-size",
+        )
+    return f"{total - ranks} of {total} GPUs{pods} stay unused: its command uses {ranks}" if ranks < total else None
+
+
+def replicas_note(replicas: int) -> str:
+    return f"{replicas} replicas: the figures are of one"
+
+
+def resource_notes(query: Asked, request: Request) -> list[str]:
+    """Notes on what a pasted manifest asks for, beside its command."""
+    resources = query.command.resources if query.command else None
+    if resources is None:
+        return []
+    notes = [check_resources(resources, request) if "tensor_parallel_size" not in query.options else None]
+    if resources.gpu is not None:
+        label, names = printable(resources.gpu_label, 120), {machine.name for _, machine in query.gpus}
+        is_used = names == {resources.gpu}
+        other = f"gpu: {', '.join(sorted(names))} counts, not {resources.gpu} of {label}"
+        notes.append(f"gpu: {resources.gpu} is inferred from {label}" if is_used else other)
+    notes.append(replicas_note(resources.replicas) if resources.replicas != 1 else None)
+    return [note for note in notes if note is not None]
 
 
 def add_remarks(inputs: Inputs, query: Asked, models: Sequence["Resolved"]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from kvplan.asked import manifest
 from kvplan.asked.manifest import ServedContainer
 from kvplan.asked.pasted import parse_container
-from kvplan.asked.question import Inputs
+from kvplan.asked.question import Inputs, check_resources, replicas_note
 from kvplan.core.errors import UsageError
 from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.strict_yaml import Mark, Node, Scalar
@@ -109,19 +109,9 @@ def check_model(served: ServedContainer, command: ServeCommand) -> None:
 
 def check_gpus(served: ServedContainer, inputs: Inputs) -> None:
     """Refuse a server that needs more GPUs than its pods request, and note unused ones."""
-    if served.num_gpus is None:
-        return
-    ranks = inputs.requests[0].args.num_gpus
-    total = served.num_gpus * served.num_pods
-    pods = f" in {served.num_pods} pods" if served.num_pods > 1 else ""
-    if ranks > total:
-        raise UsageError(
-            "nvidia.com/gpu",
-            f"its command needs {ranks} GPUs, and the manifest asks for {total}{pods}",
-            "ask for as many, or change --tensor-parallel-size",
-        )
-    if ranks < total:
-        add_note(inputs, f"{total - ranks} of {total} GPUs{pods} stay unused: its command uses {ranks}")
+    note = check_resources(served.resources, inputs.requests[0])
+    if note is not None:
+        add_note(inputs, note)
 
 
 def note_gpu(served: ServedContainer, inputs: Inputs, *, stated: bool) -> None:
@@ -130,7 +120,7 @@ def note_gpu(served: ServedContainer, inputs: Inputs, *, stated: bool) -> None:
     elif not stated and served.gpu is not None:
         add_note(inputs, f"gpu: {served.gpu} is inferred from {printable(served.gpu_label, 120)}")
     if served.replicas != 1:
-        add_note(inputs, f"{served.replicas} replicas: the figures are of one")
+        add_note(inputs, replicas_note(served.replicas))
 
 
 def add_note(inputs: Inputs, text: str) -> None:
