@@ -11,18 +11,29 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kvplan.core.errors import KvplanError
 
 GPU = "h100-80g"
+# What a user would state for a value that the text leaves open, by key.
+STATED = {
+    "model": "qwen3-8b", "max_model_len": "8192", "tensor_parallel_size": "1", "pipeline_parallel_size": "1",
+    "gpu_memory_utilization": "0.9", "dtype": "bfloat16", "max_lora_rank": "16", "max_num_seqs": "64",
+    "quantization": "fp8", "mem_fraction_static": "0.85", "kv_cache_dtype": "auto", "max_num_batched_tokens": "8192",
+    "data_parallel_size": "1", "enable_expert_parallel": "1", "speculative_config": "{}",
+}  # fmt: skip
+NO_MODEL = ("model not in the catalog", "does not name a model", "leaves the model open", "is not served")
 # What a message is about -> the class of its refusal, tried in order.
 REASONS = {
     "does not name a model": r"^MODEL: missing",
-    "a variable without a value": r"variable|which kvplan does not run|not in the text",
-    "model not in the catalog": r"not in the Hub cache|not in the catalog|no such file or directory",
+    "leaves the model open": r"no value in the text for .*\(MODEL\)|the model may be in",
+    "leaves other values open": r"no value in the text|variable",
+    "is not served": r"by its name; kvplan sizes",
+    "model not in the catalog": r"Hub cache|catalog|no such file or directory|not a Hub id",
     "no server in it": r"contains no server|no container in it runs|not a server",
     "template": r"template",
     "flag not modeled": r"not modeled|not sized",
@@ -36,6 +47,7 @@ class Outcome(NamedTuple):
     kind: str
     reason: str = ""
     message: str = ""
+    is_answered: bool = False  # planned once the values that it asks for are stated
 
 
 def main() -> None:
@@ -59,19 +71,24 @@ def rows(file: Path, part: str) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def outcome(text: str) -> Outcome:
+def outcome(text: str, stated: Mapping[str, str] = MappingProxyType({})) -> Outcome:
     """Plan a pasted text as `kvplan estimate --from-command` does."""
     from kvplan.asked.call import form_of
     from kvplan.asked.form import read_form
     from kvplan.asked.question import requests
     from kvplan.planning.plan import plan
 
+    others = {key: value for key, value in stated.items() if key != "model"}
+    form = form_of({"offline": True, **others}, model=stated.get("model"), from_command=text, gpu=GPU)
     try:
-        for request in requests(read_form(form_of({"offline": True}, from_command=text, gpu=GPU))).requests:
+        for request in requests(read_form(form)).requests:
             plan(request)
     except KvplanError as error:
         messages = [str(each) for each in error.all]
-        return Outcome("refused", reason(messages), " | ".join(messages)[:600])
+        open_keys = [key for each in error.all if "no value in the text" in str(each) for key in each.keys]
+        answers = {key: STATED[key] for key in open_keys if key in STATED}
+        is_answered = bool(open_keys) and not stated and outcome(text, answers).kind == "planned"
+        return Outcome("refused", reason(messages), " | ".join(messages)[:600], is_answered)
     except Exception as error:
         return Outcome("crash", type(error).__name__, f"{type(error).__name__}: {error}"[:300])
     return Outcome("planned")
@@ -86,11 +103,12 @@ def reason(messages: list[str]) -> str:
 def summary(outcomes: list[Outcome]) -> str:
     counts = Counter(result.kind for result in outcomes)
     reasons = Counter(result.reason for result in outcomes if result.kind == "refused")
-    unknown = reasons["model not in the catalog"] + reasons["does not name a model"]
+    named = len(outcomes) - sum(reasons[name] for name in (*NO_MODEL, "no server in it"))
+    answered = sum(result.is_answered for result in outcomes)
     lines = [f"{counts['planned']} of {len(outcomes)} are planned, {counts['crash']} crash"]
     lines += [f"{count:5}  {name}" for name, count in reasons.most_common()]
-    named = len(outcomes) - unknown
-    return "\n".join([*lines, f"{counts['planned']} of the {named} that are not refused for their model"])
+    lines.append(f"{counts['planned']} of the {named} that name a model of the catalog are planned")
+    return "\n".join([*lines, f"{answered} more are planned once the values that they leave open are stated"])
 
 
 if __name__ == "__main__":

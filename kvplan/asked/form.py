@@ -159,7 +159,8 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
         load=lambda context, spec: load_of(form, context, spec), weights_bytes=weights,
         draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use,
         calibration=form.text("calibration"), command=command, pasted=pasted,
-        environment=command.environment if command else {}, drafts=drafts, options=frozenset(form.values), notes=pool_notes(form, args),
+        environment=command.environment if command else {}, drafts=drafts,
+        options=frozenset(form.values), notes=pool_notes(form, args),
     )  # fmt: skip
 
 

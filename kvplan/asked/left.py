@@ -21,9 +21,7 @@ _OTHERS: Final = {
 _KEYS: Final = {"MODEL": "model"}
 
 
-def parsed(
-    parse: Callable[[list[str]], ServeCommand], words: Sequence[str], options: Collection[str]
-) -> ServeCommand:
+def parsed(parse: Callable[[list[str]], ServeCommand], words: Sequence[str], options: Collection[str]) -> ServeCommand:
     """Parse a server's words without the values that options state. Raises one error that names all that is left.
 
     options  keys that are stated outside the text: model, tensor_parallel_size, ...
@@ -41,7 +39,7 @@ def parsed(
         problem = f"the model may be in {printable(many[0], 40)}, which has no value in the text"
         raise UsageError("--from-command", problem, "name the model, or paste the lines that assign it")
     command.unknown += many
-    command.notes += notes + [*values_note(rest)]
+    command.notes += [*notes, *values_note(rest)]
     return command
 
 
@@ -49,7 +47,7 @@ def without_stated(words: list[str], options: Collection[str], notes: list[Note]
     """The words without flags whose values are open and stated by an option, and without an open revision."""
     kept: list[str] = []
     for word in words:
-        flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+        flag, _, value = word.partition("=") if word.startswith("-") else ("", "", word)
         if not re.search(VARIABLE, value):
             kept.append(word)
             continue
@@ -86,8 +84,8 @@ def gathered(error: KvplanError) -> KvplanError:
     parts, keys = [], []
     for each in left:
         key = key_of(each.flag)
-        option = options.get(key) or _OTHERS.get(each.flag.lstrip("-").replace("-", "_")) or "MODEL"
-        parts.append(f"{printable(each.what, 60)} ({option if key != 'model' else 'MODEL'})")
+        option = "MODEL" if key == "model" else options.get(key, "--" + key.replace("_", "-"))
+        parts.append(f"{printable(each.what, 60)} ({option})")
         keys.append(key)
     names = ", ".join(dict.fromkeys(parts))
     remedy = "state what stands in parentheses as an option, or paste the lines that assign it"

@@ -130,7 +130,10 @@ def requests(query: Asked) -> Inputs:
     if query.drafts is not None:
         for split in splits.values():
             query.drafts.check_ranks(split.tensor_parallel_size, "--speculative-config")
-    model = replace(model, spec=server_of(release.engine).as_read(model.spec, args))
+    as_read = server_of(release.engine).as_read(model.spec, args)
+    if as_read.quantization is not None and model.spec.quantization is None:  # quantized on load: not the files' sizes
+        model.checkpoint = None
+    model = replace(model, spec=as_read)
     contexts = query.contexts if query.context_of is None else (query.context_of(model.spec),)
     loads = {context: query.load(context, model.spec) for context in contexts}
 
@@ -349,11 +352,20 @@ def resolve(ref: str, source: Source) -> Resolved:
         from kvplan.models.hub import ref_of_url
 
         ref = ref_of_url(ref) or ref
-    known = catalog.find(ref)
-    if known is None or source.revision is not None:
+    known, note = catalog.find(ref), None
+    if known is None and is_elsewhere(ref):
+        from kvplan.models.lookup import in_path
+
+        known = in_path(ref)
+        note = None if known is None else f"{printable(ref, 200)} is not on this machine; {taken_as(known)}"
+        if known is None and not is_path(ref):
+            raise on_other_machine(ref)
+    if known is None or (source.revision is not None and note is None):
         from kvplan.asked.files import from_files  # not needed for the catalog
 
         return from_files(ref, known, source)
+    if note is not None:
+        return Resolved(catalog.load(known, text_only=source.text_only), [note])
     model = Resolved(called(catalog.load(known, text_only=source.text_only), ref))
     if "note" in catalog.facts(known):
         model.notes.append(catalog.facts(known)["note"])
@@ -361,6 +373,24 @@ def resolve(ref: str, source: Source) -> Resolved:
     if is_path(ref) and Path(ref).exists():
         model.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
     return model
+
+
+def taken_as(known: str) -> str:
+    return f"it is taken as {catalog.facts(known)['id']}, by its name"
+
+
+def on_other_machine(ref: str) -> KvplanError:
+    """Error for a folder of another machine, by whose name no model is known."""
+    from kvplan.models.lookup import explained
+
+    problem = "is a folder of another machine, and the catalog has no model of its name"
+    return explained(ref, UsageError(f"model {printable(ref, 200)!r}", problem, "name the model that it holds"))
+
+
+def is_elsewhere(ref: str) -> bool:
+    """True if MODEL is a path of another machine: it looks like one, and does not exist here."""
+    is_folder = is_path(ref) or ref.startswith("$") or "\\" in ref or "://" in ref or ref.count("/") > 1
+    return is_folder and not ref.endswith(WEIGHT_SUFFIXES) and not exists(ref)
 
 
 def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolved:

@@ -1,8 +1,9 @@
 """A pasted piece of Python that builds an engine, `LLM(model=..., ...)` or `sgl.Engine(...)`, as a server's words.
 
 Nothing is run: the text is parsed, and a value is a literal, arithmetic on numbers, or a name or attribute that is
-assigned once: also the default of an argument of argparse, of a parameter, of os.environ.get. Sources: vLLM 0.33 entrypoints/llm.py (other keywords go to EngineArgs); SGLang 0.5.23 srt/entrypoints/engine.py (keywords are
-those of ServerArgs).
+assigned once: also the default of an argument of argparse, of a parameter, of os.environ.get.
+Sources: vLLM 0.33 entrypoints/llm.py (other keywords go to EngineArgs); SGLang 0.5.23 srt/entrypoints/engine.py
+(keywords are those of ServerArgs).
 """
 
 import ast

@@ -117,7 +117,7 @@ def test_a_variable_of_a_secret_is_not_known_and_refused_where_it_matters() -> N
         args: [--model, $(MODEL)]
         env: [{{name: MODEL, valueFrom: {{secretKeyRef: {{name: a, key: b}}}}}}]
     """)
-    with pytest.raises(UsageError, match="variable"):
+    with pytest.raises(UsageError, match=r"no value in the text for \$\(MODEL\) \(MODEL\)"):
         command(text)
 
 

@@ -17,7 +17,7 @@ from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, short_flags
 
 MOST_UNKNOWN: Final = 200  # flags in no list; no real command has so many
 EXPERT_RANKS: Final = "ep"  # number of ranks that share experts, kept here until the tensor ranks are known
-VARIABLE: Final = r"\$[A-Za-z0-9_{(@*]|`|\{\{|<[A-Za-z][\w .-]*>"
+VARIABLE: Final = r"\$[A-Za-z0-9_{(@*]|`|\{\{|<[A-Za-z][\w .-]*>|\{[A-Za-z_]\w*\}"
 _IN_FOLDER: Final = r"/?\$\{?\w+\}?(?:/[^$`{}<>]+)+"  # a known folder in an unknown one: $ROOT/Qwen2-VL-2B
 
 

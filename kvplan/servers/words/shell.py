@@ -181,9 +181,9 @@ class Reader:
         """A text with the variables replaced that have one literal value."""
 
         def value(match: "re.Match[str]") -> str:
-            escaped, run, name, braced, every, operator, default = match.groups()
+            escaped, run, name, braced, _, operator, default = match.groups()
             if escaped is not None:
-                return str(escaped) if quoted and escaped in '$`"\\\n' else str(match[0])
+                return " " if escaped == "\n" else str(escaped) if quoted and escaped in '$`"\\' else str(match[0])
             if run is not None:
                 return str(match[0])
             known = self.variables.get(name or braced)
