@@ -4,7 +4,8 @@
     python -m benchmarks.pasted ../shared/data/corpus_manifests.jsonl
 
 Reads rows of {"id", "text"}; plans each offline on one kind of GPU if its text names none. A row is planned if kvplan
-has an answer, also "does not fit". Every third row (2, 5, 8, ...) is held out: mechanisms are made from the others.
+has an answer, also "does not fit". A manifest of several servers counts
+once for each. Every third row (2, 5, 8, ...) is held out: mechanisms are made from the others.
 """
 
 import argparse
@@ -26,7 +27,10 @@ STATED = {
     "quantization": "fp8", "mem_fraction_static": "0.85", "kv_cache_dtype": "auto", "max_num_batched_tokens": "8192",
     "data_parallel_size": "1", "enable_expert_parallel": "1", "speculative_config": "{}",
 }  # fmt: skip
-NO_MODEL = ("model not in the catalog", "does not name a model", "leaves the model open", "is not served")
+NO_MODEL = (
+    "model not in the catalog", "does not name a model", "leaves the model open", "is not served", "template",
+    "no server in it",
+)  # fmt: skip
 # What a message is about -> the class of its refusal, tried in order.
 REASONS = {
     "does not name a model": r"^MODEL: missing",
@@ -57,7 +61,11 @@ def main() -> None:
     parser.add_argument("--field", default="text", help="the row's key that is pasted")
     parser.add_argument("--rows", action="store_true", help="print every row that is not planned")
     options = parser.parse_args()
-    outcomes = [(row, outcome(str(row.get(options.field) or row["text"]))) for row in rows(options.file, options.part)]
+    outcomes = [
+        (row, outcome(text))
+        for row in rows(options.file, options.part)
+        for text in parts(str(row.get(options.field) or row["text"]))
+    ]
     if options.rows:
         for row, result in outcomes:
             if result.kind != "planned":
@@ -69,6 +77,17 @@ def rows(file: Path, part: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
         if part == "all" or (part == "held") == (number % 3 == 2):
             yield json.loads(line)
+
+
+def parts(text: str) -> list[str]:
+    """The commands of a manifest with several servers, else the text itself."""
+    from kvplan.asked import manifest
+
+    try:
+        containers = manifest.served(text, "manifest") if manifest.is_manifest_file(text) else []
+    except KvplanError:
+        return [text]
+    return [container.command for container in containers] if len(containers) > 1 else [text]
 
 
 def outcome(text: str, stated: Mapping[str, str] = MappingProxyType({})) -> Outcome:
@@ -103,7 +122,7 @@ def reason(messages: list[str]) -> str:
 def summary(outcomes: list[Outcome]) -> str:
     counts = Counter(result.kind for result in outcomes)
     reasons = Counter(result.reason for result in outcomes if result.kind == "refused")
-    named = len(outcomes) - sum(reasons[name] for name in (*NO_MODEL, "no server in it"))
+    named = len(outcomes) - sum(reasons[name] for name in NO_MODEL)
     answered = sum(result.is_answered for result in outcomes)
     lines = [f"{counts['planned']} of {len(outcomes)} are planned, {counts['crash']} crash"]
     lines += [f"{count:5}  {name}" for name, count in reasons.most_common()]

@@ -65,14 +65,16 @@ def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
 
 def parse_snippet(text: str, options: Collection[str]) -> ServeCommand:
     """Parse a call in Python that builds a server's engine."""
-    from kvplan.asked import snippet
+    from kvplan.asked import ray, snippet
     from kvplan.asked.left import parsed
 
     call = snippet.call_in(text, options)
     server = server_of(call.server).pasted()
     command = parsed(server.parse, call.words, options)
-    command.args = {**server.starts.call_args, **command.args}
+    command.args = {**call.args, **command.args}
     command.notes += map(Note, call.notes)
+    if call.accelerator is not None:
+        command.resources = ray.resources_of(call.accelerator)
     return command
 
 

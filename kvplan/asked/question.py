@@ -318,6 +318,11 @@ def model_of(query: Asked) -> Resolved:
     ref, source, quantization = query.model, query.source, query.args.quantization
     if ref is None:
         raise UsageError("MODEL", "missing", MODEL_CURE)
+    if query.is_pasted and is_elsewhere(ref):
+        from kvplan.models.lookup import in_path
+
+        if in_path(ref) is None:
+            raise on_other_machine(ref)
     try:
         model = resolve(ref, source)
     except UnsupportedModelError:  # perhaps of a vision tower that this server does not load

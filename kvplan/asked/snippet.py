@@ -14,9 +14,11 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from kvplan.asked import ray
 from kvplan.core.errors import Faults, KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.arguments import flags_of
 
 _CALL: Final = re.compile(r"(?<![\w.])(?:(?P<module>\w+)\.)?(?P<name>[A-Z]\w*)\s*\(")
@@ -30,11 +32,19 @@ Names = Mapping[str, ast.expr]
 
 
 class Call(NamedTuple):
-    """A call that builds a server's engine: the server, the words of its command line, and the values of names."""
+    """A call that builds a server's engine.
+
+    words        those of its command line
+    args         arguments implied by the call
+    notes        values of names
+    accelerator  the GPU that a configuration of Ray Serve names
+    """
 
     server: str
     words: list[str]
+    args: Mapping[str, Any]
     notes: list[str]
+    accelerator: str | None = None
 
 
 def is_snippet(text: str) -> bool:
@@ -44,9 +54,14 @@ def is_snippet(text: str) -> bool:
 
 def _server_of(match: "re.Match[str]") -> str | None:
     """Server whose engine a call builds."""
+    if match["name"] == ray.CLASS:
+        return DEFAULT
     for server in SERVERS:
-        name, modules = server_of(server).pasted().starts.call
+        starts = server_of(server).pasted().starts
+        name, modules = starts.call
         if match["name"] == name and match["module"] in modules:
+            return server
+        if match["name"] in starts.classes and match["module"] in (None, *modules):
             return server
     return None
 
@@ -69,16 +84,25 @@ def call_in(text: str, options: Collection[str] = ()) -> Call:
         if index or not server_of(server).pasted().starts.takes_model:
             raise UsageError("--from-command", f"{_source(argument)!r} is a positional argument", "name it")
         call.keywords.insert(0, ast.keyword("model", argument))
+    is_config = ast.unparse(call.func).rpartition(".")[2] == ray.CLASS
+    stated: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:
             raise UsageError("--from-command", f"**{_source(keyword.value)} is not unpacked", "write the values out")
+        if is_config and keyword.arg not in ray.KEYS:
+            continue
         with faults.part():
-            words += _flag(keyword.arg, values.of(keyword.arg, keyword.value, options), server)
+            stated[keyword.arg] = values.of(keyword.arg, keyword.value, options)
     try:
         faults.refuse()
     except KvplanError as error:
         raise gathered(error) from error
-    return Call(server, words, values.notes)
+    accelerator = stated.get(ray.ACCELERATOR)
+    for name, value in (ray.arguments_of(stated) if is_config else stated).items():
+        words += flag_words(name, value, server)
+    starts = server_of(server).pasted().starts
+    args = starts.call_args if ast.unparse(call.func).rpartition(".")[2] == starts.call[0] else {}
+    return Call(server, words, args, values.notes, accelerator if is_config else None)
 
 
 class _Values:
@@ -227,6 +251,13 @@ def _evaluated(node: ast.expr, names: Names, depth: int = 0) -> Any:
             return {"int": int, "str": str, "float": float}[kind.id](_evaluated(inner, names, depth))
         case ast.Call() if (default := _default_of(node)) is not None:
             return _evaluated(default, names, depth + 1)
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
+            return {keyword.arg: _evaluated(keyword.value, names, depth + 1) for keyword in keywords if keyword.arg}
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            pairs = ([each, value] for each, value in zip(keys, values, strict=True) if each is not None)
+            return dict([_evaluated(part, names, depth + 1) for part in pair] for pair in pairs)
+        case ast.List(elts=items):
+            return [_evaluated(item, names, depth + 1) for item in items]
         case ast.JoinedStr(values=values):
             return "".join(str(_evaluated(_plain(part), names, depth + 1)) for part in values)
         case _:
@@ -252,7 +283,7 @@ def _default_of(node: ast.Call) -> ast.expr | None:
     return None
 
 
-def _flag(name: str, value: Any, server: str) -> Iterator[str]:
+def flag_words(name: str, value: Any, server: str) -> Iterator[str]:
     """Return the flag equivalent to a keyword; None is the default, and so is False except for vLLM's own switches."""
     dashed = name.replace("_", "-")
     match value:

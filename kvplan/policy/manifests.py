@@ -1,5 +1,6 @@
 """Containers of manifests as targets of a check: make a policy from a file, or find the command of a target."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 from kvplan.asked import manifest
 from kvplan.asked.manifest import ServedContainer
 from kvplan.asked.pasted import parse_container
-from kvplan.asked.question import Inputs, check_resources, replicas_note
+from kvplan.asked.question import Inputs, check_resources, is_elsewhere, replicas_note
 from kvplan.core.errors import UsageError
 from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.strict_yaml import Mark, Node, Scalar
+from kvplan.models.lookup import in_path
 from kvplan.policy.file import Policy, Rule, Target, check_engine_value, root_of
 from kvplan.servers.words.command import ServeCommand, refuse
 
@@ -87,16 +89,17 @@ def container_of(target: Target, folder: Path) -> ServedContainer | None:
     return matching[0]
 
 
-def command_of(served: ServedContainer) -> ServeCommand:
-    """Command of a container. Refuse a model inside the container, which cannot be sized."""
-    command = parse_container(served)
+def command_of(served: ServedContainer, stated: Collection[str] = ()) -> ServeCommand:
+    """Command of a container, without the values that a target states."""
+    command = parse_container(served, stated)
+    command.resources = None  # `check_gpus` and `note_gpu` say what they mean for a target
     refuse(command)
     return command
 
 
 def check_model(served: ServedContainer, command: ServeCommand) -> None:
-    """Refuse a model inside the container, because nothing identifies it."""
-    if command.model is None or command.model.startswith(("/", "s3://", "gs://", "pvc://", "oci://")):
+    """Refuse a model inside the container, unless its folder's name identifies it."""
+    if command.model is None or (is_elsewhere(command.model) and in_path(command.model) is None):
         where = (
             "is not named" if command.model is None else f"is a path in the container ({printable(command.model, 80)})"
         )

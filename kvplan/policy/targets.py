@@ -86,8 +86,8 @@ def inputs_of(
 def command_of(target: Target, served: ServedContainer | None) -> ServeCommand | None:
     """The command of a target's container, or its own, or None if it has neither."""
     if served is not None:
-        return manifests.command_of(served)
-    return None if target.command is None else read_command(target.command.text)
+        return manifests.command_of(served, target.own)
+    return None if target.command is None else read_command(target.command.text, target.own)
 
 
 def located(error: KvplanError, target: Target) -> KvplanError:
@@ -272,7 +272,7 @@ def overruled_model(target: Target) -> tuple[str, str] | None:
     node = target.own.get("model")
     if target.command is None or not isinstance(node, Scalar):
         return None
-    other = read_command(target.command.text).model
+    other = read_command(target.command.text, target.own).model
     if other is None or other == node.text:
         return None
     known = catalog.find(node.text)

@@ -296,8 +296,6 @@ DEEP = "is nested more than 100 levels"
     ("text", "problem"),
     [
         (pod(f"{SERVE[:-1]}, $(A39)]\nenv:\n{VARIABLES}"), EXPANDED),
-        (pod(f"{SCRIPT}{ASSIGNED}  vllm serve m"), EXPANDED),
-        (pod(SCRIPT + "  echo '\n" + '  "\n' * 2000 + "  vllm serve m"), EXPANDED),
         (BOMB + pod(SERVE).replace("name: p", "name: *x39"), ALIASES),
         (BOMB + pod(SERVE.replace("vllm/vllm-openai", "*x39")), ALIASES),
         (f"{BOMB}services: {{a: {{image: vllm, command: vllm serve m, labels: *x39}}}}", ALIASES),
@@ -311,6 +309,18 @@ DEEP = "is nested more than 100 levels"
 def test_no_manifest_expands_to_more_than_its_budget(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         manifest.served(text, "f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (f"{ASSIGNED}  vllm serve $A39", "its variables expand to too much text"),
+        ("  echo '\n" + '  "\n' * 2000 + "  vllm serve m", "the quotes do not match"),
+    ],
+)
+def test_no_script_of_a_manifest_expands_without_bound(script: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        command(pod(SCRIPT + script))
 
 
 def test_a_long_comment_is_read_once() -> None:

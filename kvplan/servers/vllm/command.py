@@ -38,7 +38,10 @@ from kvplan.servers.words.shell import is_shell, names_server
 from kvplan.servers.words.speculative_config import parse_config
 from kvplan.sizing.layout import check_kv_dtype
 
-starts = Starts(("vllm", "serve"), "model", True, ("LLM", (None, "vllm")), {"usage": "offline"})
+starts = Starts(
+    ("vllm", "serve"), "model", True, ("LLM", (None, "vllm")), {"usage": "offline"},
+    classes=("EngineArgs", "AsyncEngineArgs"),
+)  # fmt: skip
 flags = READ, OTHERS
 variables = VARIABLES
 OWN: Final = frozenset({"model", "model_tag", "revision", "enable_lora", "task"})

@@ -39,7 +39,7 @@ _PROMPT: Final = (
 )
 SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh")
 MOST_SHELLS: Final = 4  # nested shells
-MOST_CHARS: Final = 64 * 1024  # of a text after its variables are replaced
+MOST_EXPANDED: Final = 64 * 1024  # characters that variables add to a text
 _OPENS: Final = ("if", "for", "while", "until", "case")
 _CLOSES: Final = ("fi", "done", "esac")
 _BETWEEN: Final = ("then", "else", "elif", "do", "{", "time", "!")
@@ -102,10 +102,11 @@ class Reader:
         self.here: str | None = None  # the mark of a here-document, once its line ends
         self.depth = 0
         self.is_conditional = False
-        self.length = 0
+        self.length, self.most = 0, 0
 
     def read(self, text: str) -> None:
         position, pieces = 0, re.compile(_PIECES)
+        self.most = len(text) + MOST_EXPANDED
         while position < len(text):
             json_end = quoteless_json(text, position) if text[position] == "{" else None
             if json_end is not None:
@@ -154,9 +155,12 @@ class Reader:
     def add(self, text: str) -> None:
         self.alone = None
         self.word = (self.word or "") + text
-        self.length += len(text)
-        if self.length > MOST_CHARS:
-            raise UsageError("--from-command", f"is longer than {MOST_CHARS:,} characters", "paste only the command")
+        self.count(len(text))
+
+    def count(self, added: int) -> None:
+        self.length += added
+        if self.length > self.most:
+            raise UsageError("--from-command", "its variables expand to too much text", "paste only the command")
 
     def add_unquoted(self, piece: str) -> None:
         if self.elements(piece):
@@ -174,7 +178,7 @@ class Reader:
         if self.word is not None or not isinstance(value, list):
             return False
         self.words += value
-        self.length += sum(map(len, value))
+        self.count(sum(map(len, value)))
         return True
 
     def expanded(self, text: str, *, quoted: bool, depth: int = 0) -> str:
