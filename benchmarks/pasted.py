@@ -25,7 +25,7 @@ STATED = {
     "model": "qwen3-8b", "max_model_len": "8192", "tensor_parallel_size": "1", "pipeline_parallel_size": "1",
     "gpu_memory_utilization": "0.9", "dtype": "bfloat16", "max_lora_rank": "16", "max_num_seqs": "64",
     "quantization": "fp8", "mem_fraction_static": "0.85", "kv_cache_dtype": "auto", "max_num_batched_tokens": "8192",
-    "data_parallel_size": "1", "enable_expert_parallel": "1", "speculative_config": "{}",
+    "data_parallel_size": "1", "enforce_eager": True,
 }  # fmt: skip
 NO_MODEL = (
     "model not in the catalog", "does not name a model", "leaves the model open", "is not served", "template",
@@ -33,7 +33,7 @@ NO_MODEL = (
 )  # fmt: skip
 # What a message is about -> the class of its refusal, tried in order.
 REASONS = {
-    "does not name a model": r"^MODEL: missing",
+    "does not name a model": r"^MODEL: missing|is a file of more flags",
     "leaves the model open": r"no value in the text for .*\(MODEL\)|the model may be in",
     "leaves other values open": r"no value in the text|variable",
     "is not served": r"by its name; kvplan sizes",
@@ -90,7 +90,7 @@ def parts(text: str) -> list[str]:
     return [container.command for container in containers] if len(containers) > 1 else [text]
 
 
-def outcome(text: str, stated: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+def outcome(text: str, stated: Mapping[str, str | bool] = MappingProxyType({})) -> Outcome:
     """Plan a pasted text as `kvplan estimate --from-command` does."""
     from kvplan.asked.call import form_of
     from kvplan.asked.form import read_form
@@ -103,8 +103,8 @@ def outcome(text: str, stated: Mapping[str, str] = MappingProxyType({})) -> Outc
         for request in requests(read_form(form)).requests:
             plan(request)
     except KvplanError as error:
-        messages = [str(each) for each in error.all]
-        open_keys = [key for each in error.all if "no value in the text" in str(each) for key in each.keys]
+        messages = [str(fault) for fault in error.all]
+        open_keys = [key for fault in error.all if "no value in the text" in str(fault) for key in fault.keys]
         answers = {key: STATED[key] for key in open_keys if key in STATED}
         is_answered = bool(open_keys) and not stated and outcome(text, answers).kind == "planned"
         return Outcome("refused", reason(messages), " | ".join(messages)[:600], is_answered)

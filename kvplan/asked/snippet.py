@@ -1,7 +1,7 @@
 """A pasted piece of Python that builds an engine, `LLM(model=..., ...)` or `sgl.Engine(...)`, as a server's words.
 
 Nothing is run: the text is parsed, and a value is a literal, arithmetic on numbers, or a name or attribute that is
-assigned once: also the default of an argument of argparse, of a parameter, of os.environ.get.
+assigned once: also the default of an argument of argparse, of a parameter, of a variable of the environment.
 Sources: vLLM 0.33 entrypoints/llm.py (other keywords go to EngineArgs); SGLang 0.5.23 srt/entrypoints/engine.py
 (keywords are those of ServerArgs).
 """
@@ -113,16 +113,16 @@ class _Values:
         self.notes: list[str] = []
 
     def of(self, name: str, node: ast.expr, options: Collection[str]) -> Any:
-        """The value of an argument; None if an option states one that the text leaves open."""
+        """The value of an argument; None if an option states one that the text leaves open, `code` if none does."""
         from kvplan.asked.left import key_of
-        from kvplan.servers.words.command import unfilled
+        from kvplan.servers.words.command import code
 
         try:
             value = _evaluated(node, self.names)
         except (_NotLiteral, ArithmeticError, TypeError, ValueError, RecursionError):
             if key_of(f"--{name}") in options:
                 return None
-            raise unfilled(f"--{name.replace('_', '-')}", _source(node)) from None
+            return code(_source(node))  # the server's reader says whether it matters
         if not isinstance(node, ast.Constant) and isinstance(node, ast.Name | ast.Attribute):
             self.notes.append(f"{_source(node)} is {printable(str(value), 80)} in the text")
         return value
@@ -194,11 +194,11 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                 if isinstance(target, ast.Name | ast.Attribute):
                     yield ast.unparse(target), value
                 else:
-                    yield from ((each.id, _UNKNOWN) for each in ast.walk(target) if isinstance(each, ast.Name))
+                    yield from ((part.id, _UNKNOWN) for part in ast.walk(target) if isinstance(part, ast.Name))
         case ast.AnnAssign(target=ast.Name() | ast.Attribute() as target, value=ast.expr() as value):
             yield ast.unparse(target), value
         case ast.AugAssign(target=target) | ast.For(target=target) | ast.comprehension(target=target):
-            yield from ((each.id, _UNKNOWN) for each in ast.walk(target) if isinstance(each, ast.Name))
+            yield from ((part.id, _UNKNOWN) for part in ast.walk(target) if isinstance(part, ast.Name))
         case ast.arguments():
             named = [*node.posonlyargs, *node.args]
             padding: list[ast.expr | None] = [None] * (len(named) - len(node.defaults))
@@ -206,7 +206,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             for argument, default in zip([*named, *node.kwonlyargs], defaults, strict=True):
                 yield argument.arg, default or _UNKNOWN
         case ast.Call(func=ast.Attribute(attr="add_argument"), args=[ast.Constant(value=str(flag)), *others]):
-            longs = [each.value for each in others if isinstance(each, ast.Constant)]
+            longs = [text.value for text in others if isinstance(text, ast.Constant)]
             own = next((text for text in (flag, *longs) if str(text).startswith("--")), flag)
             keys = {keyword.arg: keyword.value for keyword in node.keywords}
             dest = keys.get("dest")
@@ -254,7 +254,7 @@ def _evaluated(node: ast.expr, names: Names, depth: int = 0) -> Any:
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
             return {keyword.arg: _evaluated(keyword.value, names, depth + 1) for keyword in keywords if keyword.arg}
         case ast.Dict(keys=keys, values=values) if None not in keys:
-            pairs = ([each, value] for each, value in zip(keys, values, strict=True) if each is not None)
+            pairs = ([key, value] for key, value in zip(keys, values, strict=True) if key is not None)
             return dict([_evaluated(part, names, depth + 1) for part in pair] for pair in pairs)
         case ast.List(elts=items):
             return [_evaluated(item, names, depth + 1) for item in items]
@@ -274,7 +274,7 @@ def _plain(node: ast.expr) -> ast.expr:
 
 
 def _default_of(node: ast.Call) -> ast.expr | None:
-    """The default in os.environ.get("NAME", default) and os.getenv("NAME", default)."""
+    """The default of a variable of the environment."""
     match node:
         case ast.Call(args=[ast.Constant(), default]) if ast.unparse(node.func) in (
             "os.environ.get", "os.getenv", "environ.get", "getenv",

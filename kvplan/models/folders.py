@@ -33,13 +33,13 @@ def config_folder(path: Path) -> Path:
 
 def what_it_is(path: Path) -> KvplanError | None:
     """Error that names what a folder without a config.json holds; None if nothing says it."""
-    shown = printable(str(path), 400)
+    label = printable(str(path), 400)
     if exists(path / "adapter_config.json"):
-        return adapter(path, shown)
+        return adapter(path, label)
     if exists(path / "model_index.json"):
         kind = printable(str(text(load_json(path / "model_index.json"), "_class_name") or "diffusers"), 60)
         problem = f"is a diffusion pipeline ({kind})"
-        return UnsupportedModelError(shown, problem, "kvplan sizes models that generate or embed text")
+        return UnsupportedModelError(label, problem, "kvplan sizes models that generate or embed text")
     try:
         names = sorted(file.name for _, file in zip(range(MOST_FILES), path.iterdir(), strict=False))
         ggufs = [name for name in names if name.endswith(".gguf") and not name.startswith("mmproj")]
@@ -48,24 +48,24 @@ def what_it_is(path: Path) -> KvplanError | None:
         return os_problem(path, error)
     if ggufs:
         remedy = f"run `kvplan estimate MODEL --weights-bytes {size}` with the model that it was made from"
-        return InvalidInputError(shown, f"holds GGUF files and no config.json ({printable(ggufs[0], 80)})", remedy)
+        return InvalidInputError(label, f"holds GGUF files and no config.json ({printable(ggufs[0], 80)})", remedy)
     if any(name in TRAINING or name.startswith("global_step") for name in names):
         problem = "is a checkpoint of a training run without a config.json"
-        return InvalidInputError(shown, problem, "export the model (save_pretrained), or name the model it trains")
+        return InvalidInputError(label, problem, "export the model (save_pretrained), or name the model it trains")
     return None
 
 
-def adapter(path: Path, shown: str) -> KvplanError:
+def adapter(path: Path, label: str) -> KvplanError:
     """Error for an adapter, with the command that plans its base with it."""
     config = load_json(path / "adapter_config.json")
     base, rank = text(config, "base_model_name_or_path"), config.get("r")
     kind = printable(str(text(config, "peft_type") or "LoRA"), 40)
     of, command = (f" of {printable(base, 200)}", shlex.quote(printable(base, 200))) if base else ("", "MODEL")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank <= RANKS[-1]:
-        return InvalidInputError(shown, f"is an adapter ({kind}){of}, not a model", f"run `kvplan estimate {command}`")
+        return InvalidInputError(label, f"is an adapter ({kind}){of}, not a model", f"run `kvplan estimate {command}`")
     slot = next(size for size in RANKS if size >= rank)
     remedy = f"run `kvplan estimate {command} --enable-lora --max-lora-rank {slot}`"
-    return InvalidInputError(shown, f"is an adapter ({kind}, rank {rank}){of}, not a model", remedy)
+    return InvalidInputError(label, f"is an adapter ({kind}, rank {rank}){of}, not a model", remedy)
 
 
 def text(config: dict[str, Any], key: str) -> str | None:

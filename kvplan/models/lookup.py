@@ -94,8 +94,8 @@ def explained(name: str, error: KvplanError) -> KvplanError:
     last = name.rstrip("/").rpartition("/")[2]
     for pattern, kind in UNSERVED.items():
         if re.search(pattern, last, re.IGNORECASE):
-            shown = f"model {printable(name, 100)!r}"
-            return UnsupportedModelError(shown, f"is {kind} by its name", "kvplan sizes models that take text")
+            label = f"model {printable(name, 100)!r}"
+            return UnsupportedModelError(label, f"is {kind} by its name", "kvplan sizes models that take text")
     known = [str(catalog.facts(own)["id"]) for own in relatives(name)[:3]]
     if not known:
         return error

@@ -210,8 +210,14 @@ class Unfilled(UsageError):
     what: str
 
 
+def code(source: str) -> str:
+    """A value that is code of another language, as a word: the text does not say it."""
+    return f"$(={source})"
+
+
 def unfilled(flag: str, what: str) -> Unfilled:
     """Error for a value that the text does not say."""
+    what = what.removeprefix("$(=").removesuffix(")") if what.startswith("$(=") else what
     subject = "--from-command" if not flag else f"--from-command {printable(flag, 60)}"
     error = Unfilled(subject, f"has no value in the text ({printable(what, 60)!r})", "write its value")
     error.flag, error.what = flag, what

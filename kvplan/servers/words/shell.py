@@ -13,7 +13,7 @@ from kvplan.servers.words.environment import assigned, exports
 # Plain strings, compiled on first use: most commands need none of them.
 _SUBSTITUTION: Final = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
 _PIECES: Final = rf"""(?xs)
-    (?P<join>\\[ \t]*\r?\n|\\\s*\Z)
+    (?P<join>\\+[ \t]*\r?\n|\\+\s*\Z)
     |(?P<single>'[^']*')
     |(?P<double>"(?:\\.|[^"\\])*")
     |(?P<comment>(?<!\S)\#[^\n]*)
@@ -62,7 +62,8 @@ def split(text: str, depth: int = 0, variables: Variables | None = None) -> list
     """
     reader = Reader({} if variables is None else dict(variables))
     reader.read(plain(text))
-    return [each for command in reader.commands for each in scripted(command, depth, reader.variables)]
+    commands = [words for command in reader.commands for words in scripted(command, depth, reader.variables)]
+    return commands or [[]]
 
 
 def plain(text: str) -> str:
@@ -102,11 +103,11 @@ class Reader:
         self.here: str | None = None  # the mark of a here-document, once its line ends
         self.depth = 0
         self.is_conditional = False
-        self.length, self.most = 0, 0
+        self.length, self.limit = 0, 0
 
     def read(self, text: str) -> None:
         position, pieces = 0, re.compile(_PIECES)
-        self.most = len(text) + MOST_EXPANDED
+        self.limit = len(text) + MOST_EXPANDED
         while position < len(text):
             json_end = quoteless_json(text, position) if text[position] == "{" else None
             if json_end is not None:
@@ -159,7 +160,7 @@ class Reader:
 
     def count(self, added: int) -> None:
         self.length += added
-        if self.length > self.most:
+        if self.length > self.limit:
             raise UsageError("--from-command", "its variables expand to too much text", "paste only the command")
 
     def add_unquoted(self, piece: str) -> None:
@@ -241,14 +242,14 @@ class Reader:
         if self.skips:
             self.skips = False
         elif self.alone is not None and self.alone.split() != [self.alone] and not self.alone.lstrip().startswith("{"):
-            self.words += [self.kept(part) for part in words_of(self.alone)]
+            self.words += [self.with_values(part) for part in words_of(self.alone)]
         else:
-            self.words.append(self.kept(self.word))
+            self.words.append(self.with_values(self.word))
         if self.array is None:
             self.assign()
         self.word, self.values, self.alone = None, {}, None
 
-    def kept(self, text: str) -> str:
+    def with_values(self, text: str) -> str:
         word = text
         if self.values:
             word = Word(text)
@@ -350,8 +351,8 @@ def scripted(words: list[str], depth: int, variables: Variables) -> list[list[st
     images = [word for word in front if re.fullmatch(_IMAGE.format(servers="|".join(SERVERS)), word)]
     literals = {name: value for name, value in own.items() if value is not None and is_literal(value)}
     commands = [
-        [*images, *each] if names_server(each) else each
-        for each in split(words[script_index(words, flag)], depth + 1, variables | literals)
+        [*images, *command] if names_server(command) else command
+        for command in split(words[script_index(words, flag)], depth + 1, variables | literals)
     ]  # the image implies the release
     exported = [name if value is None else f"{name}={value}" for name, value in own.items()]
     return [["export", *exported], *commands] if exported else commands
@@ -366,8 +367,8 @@ def script_flag(words: list[str]) -> int | None:
 
 def script_index(words: list[str], flag: int) -> int:
     """Index of the script behind its flag: other options may stand between, `bash -c -i SCRIPT`."""
-    rest = (index for index in range(flag + 1, len(words)) if not re.fullmatch(r"-[a-z]+", words[index]))
-    return next(rest, flag + 1)
+    others = (index for index in range(flag + 1, len(words)) if not re.fullmatch(r"-[a-z]+", words[index]))
+    return next(others, flag + 1)
 
 
 def is_shell(word: str) -> bool:
