@@ -38,7 +38,7 @@ REASONS = {
     "leaves other values open": r"no value in the text|variable",
     "is not served": r"by its name; kvplan sizes",
     "model not in the catalog": r"Hub cache|catalog|no such file or directory|not a Hub id",
-    "no server in it": r"contains no server|no container in it runs|not a server",
+    "no server in it": r"contains no server|no container in it runs|not a server|loads no model",
     "template": r"template",
     "flag not modeled": r"not modeled|not sized",
     "GPU not named": r"--gpu",

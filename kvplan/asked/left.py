@@ -95,7 +95,7 @@ def gathered(error: KvplanError) -> KvplanError:
     options = option_words() | {option.lstrip("-").replace("-", "_"): option for option in _OTHERS.values()}
     options["model"] = options.pop("MODEL")
     parts, keys = [], []
-    for fault in left:
+    for fault in sorted(left, key=lambda fault: key_of(fault.flag) != "model"):
         key = key_of(fault.flag)
         parts.append(f"{printable(fault.what, 60)} ({options.get(key, f'write {fault.flag}')})")
         keys.append(key)

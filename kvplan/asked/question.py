@@ -357,7 +357,7 @@ def resolve(ref: str, source: Source) -> Resolved:
         from kvplan.models.hub import ref_of_url
 
         ref = ref_of_url(ref) or ref
-    known, note = catalog.find(ref), None
+    known, note = catalog.listed(ref) if exists(ref) else catalog.find(ref), None
     if known is None and is_elsewhere(ref):
         from kvplan.models.lookup import in_path
 

@@ -55,11 +55,16 @@ def find(name: str) -> str | None:
     """Resolve a name, alias or Hub id, also one without its owner, to a model's own name, ignoring case; None if the
     catalog lacks it, or has several.
     """
-    known = entries.resolve(path(), name)
+    known = listed(name)
     if known is not None or "/" in name:
         return known
     same = same_names(name)
     return same[0] if len(same) == 1 else None
+
+
+def listed(name: str) -> str | None:
+    """As `find`, for names as they stand in the catalog only."""
+    return entries.resolve(path(), name)
 
 
 @cache
@@ -74,7 +79,7 @@ def same_names(last: str) -> tuple[str, ...]:
     """Every model whose name, Hub id or alias is this after the owner, ignoring case; only the one of that name if it
     is a name of its own.
     """
-    known = entries.resolve(path(), last)
+    known = listed(last)
     return _last_parts().get(last.lower(), ()) if known is None else (known,)
 
 

@@ -196,7 +196,7 @@ def is_file(key: str, text: str) -> bool:
         case "calibration":
             return True
         case _:
-            return catalog.find(text) is None and is_path(text)
+            return catalog.listed(text) is None and is_path(text)
 
 
 def keys_of_command(command: ServeCommand | None) -> set[str]:
@@ -249,7 +249,7 @@ def is_path_in(folder: Path, text: str) -> bool:
 
     if text.startswith((".", "/")) or text.endswith((".json", ".csv", ".csv.gz", ".txt")):
         return True
-    return catalog.find(text) is None and files.exists(folder / text)
+    return catalog.listed(text) is None and files.exists(folder / text)
 
 
 def say(target: Target, inputs: Inputs, tell: Tell) -> None:

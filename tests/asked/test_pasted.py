@@ -1,11 +1,15 @@
 """Texts as people paste them: scripts, prompts, other shells, and values that stand elsewhere in the text."""
 
+from pathlib import Path
+
 import pytest
 
 import kvplan
+from benchmarks.pasted import NO_MODEL, outcome, parts, rows
 from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UsageError
 from kvplan.servers.words.shell import split
+from tests.support.readme_blocks import ROOT
 
 PLAIN = ["vllm", "serve", "org/a", "--tensor-parallel-size", "2"]
 
@@ -122,7 +126,7 @@ def test_servers_of_two_models_are_not_chosen_between() -> None:
 # --- nothing is run, and nothing grows --------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_script_is_run(tmp_path) -> None:
+def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     read_command(f"X=$(touch {mark})\n`touch {mark}`\nvllm serve org/a --port $(touch {mark}; echo 1)")
     assert not mark.exists()
@@ -173,6 +177,12 @@ def test_a_unit_of_systemd_is_read() -> None:
     assert (command.model, command.args) == ("org/a", {"max_model_len": 8192})
 
 
+def test_a_part_of_a_server_without_a_gpu_is_named() -> None:
+    text = "docker run --entrypoint vllm vllm/vllm-openai-cpu:v0.21.0 launch render org/a --port=8082"
+    with pytest.raises(UsageError, match="`vllm launch render` loads no model on a GPU"):
+        read_command(text)
+
+
 # --- Python -----------------------------------------------------------------------------------------------------------
 
 
@@ -186,11 +196,28 @@ def test_a_unit_of_systemd_is_read() -> None:
         'class A:\n    def __init__(self):\n        self.name = "org/a"\n        LLM(self.name, max_model_len=8192)',
         'import os\nLLM(os.environ.get("MODEL", "org/a"), max_model_len=int(os.getenv("LEN", "8192")))',
         'owner = "org"\nLLM(model=f"{owner}/a", max_model_len=8192)',
+        'AsyncEngineArgs(model="org/a", max_model_len=8192)',
+        'sglang.ServerArgs(model_path="org/a", context_length=8192)',
+        'LLMConfig(model_loading_config=dict(model_id="a", model_source="org/a"), deployment_config=of(1),\n'
+        '          engine_kwargs={"max_model_len": 8192})',
     ],
 )
 def test_literals_of_a_python_text_are_read(text: str) -> None:
     command = read_command(text)
     assert (command.model, command.args["max_model_len"]) == ("org/a", 8192)
+
+
+def test_an_open_value_that_moves_no_memory_is_passed_over() -> None:
+    command = read_command('LLM("org/a", download_dir=cache(), enforce_eager=True)')
+    assert (command.model, command.args["enforce_eager"]) == ("org/a", True)
+
+
+def test_all_open_values_of_a_call_stand_in_one_line() -> None:
+    with pytest.raises(
+        UsageError, match=r"no value in the text for path \(MODEL\), eager \(--enforce-eager\)"
+    ) as caught:
+        read_command("LLM(path, enforce_eager=eager)")
+    assert caught.value.all == (caught.value,)
 
 
 def test_a_name_with_two_values_is_left_open() -> None:
@@ -209,3 +236,26 @@ def test_bitsandbytes_on_load_takes_what_a_server_logged(flag: str) -> None:
     assert round(answer.memory.weights / 2**30, 2) == 5.31
     newest = kvplan.estimate(gpu="t4", command=command, engine="vllm@0.33", max_model_len=8192)
     assert not newest.fits
+
+
+# --- what people publish ----------------------------------------------------------------------------------------------
+
+DATA = ROOT.parent / "shared" / "data"
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "of_named"),
+    [
+        ("corpus_commands.jsonl", 45, 0.85),  # 48 when this was written: the catalog may change
+        ("corpus_manifests.jsonl", 30, 0.9),  # 32
+    ],
+)
+def test_what_people_publish_is_planned(name: str, least: int, of_named: float) -> None:
+    if not (DATA / name).is_file():
+        pytest.skip("published commands are not at hand")
+    outcomes = [outcome(part) for row in rows(DATA / name, "all") for part in parts(row["text"])]
+    assert [result.message for result in outcomes if result.kind == "crash"] == []
+    planned = [result for result in outcomes if result.kind == "planned"]
+    named = [result for result in outcomes if result.kind == "planned" or result.reason not in NO_MODEL]
+    assert len(planned) >= least
+    assert len(planned) >= of_named * len(named)

@@ -68,6 +68,14 @@ def test_what_exists_here_wins(tmp_path: Path) -> None:
     assert spec.name != "qwen3-8b"
 
 
+def test_a_folder_wins_over_a_repository_without_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config_file(Path("gemma-3-27b-it"))  # Llama's config
+    assert kvplan.estimate("gemma-3-27b-it", gpu="h100").plan.request.spec.model_type == "llama"
+
+
 def test_the_hubs_cache_is_read_at_its_main_branch(tmp_path: Path) -> None:
     cache, commit = tmp_path / "models--org--a", "9c925d64d72725edaf899c6cb9c377fd0709d9c5"
     (cache / "snapshots" / commit).mkdir(parents=True)

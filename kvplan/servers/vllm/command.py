@@ -157,6 +157,9 @@ def after_image(words: list[str], image: str) -> Started:
             f"the image runs {printable(' '.join(words[:2]), 60)!r}, not a server",
             "paste its `vllm serve MODEL ...`",
         )
+    if words[:1] == ["launch"]:  # its frontend: vLLM 0.21 entrypoints/cli/launch.py
+        part = printable(" ".join(words[:2]), 60)
+        raise UsageError("--from-command", f"`vllm {part}` loads no model on a GPU", "paste its `vllm serve MODEL ...`")
     return started(words[1:] if words[:1] == ["serve"] else words, [image])
 
 
