@@ -19,6 +19,7 @@ _QUANTIZED: Final = re.compile(
     r"|quantized|autoround|exl[23]|dynamic|i?q[2-8](?:_[0k])?(?:_[sml])?|hf|qat|q4_0)$",
     re.IGNORECASE,
 )
+MOST_CHARS: Final = 200  # of a name
 _CACHED: Final = re.compile(r"models--([\w.-]{1,90}?)--([\w.-]{1,90})")
 _KAGGLE: Final = re.compile(r"/([\w.-]{1,60})/transformers/([\w.-]{1,60})/[0-9]{1,3}/?$")
 _SCHEME: Final = re.compile(r"^(?:[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
@@ -56,7 +57,7 @@ def by_last_part(last: str) -> str | None:
 
 def base_of(name: str) -> str:
     """The name without its owner and what it says about bits and formats, in small letters."""
-    last = name.rstrip("/").rpartition("/")[2].replace("___", ".")
+    last = name.rstrip("/").rpartition("/")[2][-MOST_CHARS:].replace("___", ".")
     while (shorter := _QUANTIZED.sub("", last)) != last:
         last = shorter
     return last.lower()
