@@ -27,7 +27,7 @@ from accuracy import cases as accuracy
 from diagnoses import OUTCOMES, cure_kinds, kinds_of, lines_of
 
 from kvplan.asked.form import Form
-from kvplan.asked.log import completed, machines_of, same_names
+from kvplan.asked.log import completed, machines_of
 from kvplan.asked.question import requests
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
@@ -84,7 +84,7 @@ def model_named(text: str | None) -> str | None:
     plain = re.sub(r"\s+(?:0731|w4a16)$|\s*\(.*", "", text.strip()).replace(" ", "-")
     last = plain.rpartition("/")[2]
     for name in (text, plain, last, f"{last}-instruct", last.removesuffix("-Instruct")):
-        known = [catalog.find(name), *same_names(name)]
+        known = [catalog.find(name), *catalog.same_names(name)]
         if any(known):
             return next(filter(None, known))
     return None

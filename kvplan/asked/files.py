@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvplan.asked.question import WEIGHT_SUFFIXES, Resolved, Source, is_path, say_text_only
-from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
+from kvplan.core.errors import InvalidInputError, KvplanError, UsageError, sentence
 from kvplan.core.files import exists, printable
 from kvplan.core.units import format_gib
 from kvplan.models import catalog
@@ -77,15 +77,25 @@ def from_path(ref: str, source: Source) -> Resolved:
     if path.suffix in WEIGHT_SUFFIXES:
         raise weights_alone(path)
     is_there = exists(path)
+    if is_there and path.is_dir():
+        from kvplan.models.folders import config_folder
+
+        path = config_folder(path)
     if is_there and not path.is_dir() and path.suffix != ".json":
         raise UsageError(
             f"model {printable(repr(str(path)), 400)}",
             "not a directory or a .json file",
             "name a config.json or the directory that holds one",
         )
-    model = Resolved(
-        load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense, text_only=source.text_only)
-    )
+    try:
+        spec = load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense, text_only=source.text_only)
+    except KvplanError as error:
+        if is_there:
+            raise
+        from kvplan.models.lookup import explained
+
+        raise explained(ref, error) from error
+    model = Resolved(spec)
     if is_there and (folder := folder_of(path)) is not None:
         weigh(model, folder, source, str(folder))
     return model
@@ -116,9 +126,9 @@ def from_hub(ref: str, source: Source) -> Resolved:
         resolved = hub.resolve_model(ref, revision=source.revision, offline=source.offline)
     except KvplanError as error:
         why = catalog.missing(model_id)
-        if why is None:
-            raise
-        raise error.changed(remedy=f"{error.remedy} (the catalog lacks it: {why})") from error
+        if why is not None:
+            raise error.changed(remedy=f"{error.remedy} (the catalog lacks it: {why})") from error
+        return copy_of(model_id, source, error)
     spec = load_spec(resolved.directory, name=model_id, assume_dense=source.assume_dense, text_only=source.text_only)
     model = Resolved(spec, notes=list(resolved.notes))
     weigh(model, resolved.directory, source, model_id)
@@ -127,6 +137,18 @@ def from_hub(ref: str, source: Source) -> Resolved:
         if stored is not None:
             use_stored(model, stored, model_id)
     return model
+
+
+def copy_of(model_id: str, source: Source, error: KvplanError) -> Resolved:
+    """The catalog's model that a repository copies by its name, if the repository itself cannot be read."""
+    from kvplan.asked.question import taken_as
+    from kvplan.models.lookup import copied, explained
+
+    known = None if source.revision is not None else copied(model_id)
+    if known is None:
+        raise explained(model_id, error) from error
+    spec = catalog.load(known, text_only=source.text_only)
+    return Resolved(spec, [f"{sentence(error.subject, error.problem)}; {taken_as(known)}"])
 
 
 def is_sized(model: Resolved) -> bool:

@@ -108,7 +108,7 @@ class Form:
             return None
         from kvplan.asked.pasted import read_command  # only needed for a pasted command
 
-        return read_command(text)
+        return read_command(text, self.values.keys())
 
     @property
     def names_model(self) -> bool:
@@ -144,7 +144,7 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
     with faults.part():
         check_names(form)
     with faults.part():
-        gpus = tuple(counted_gpus_of(form))
+        gpus = tuple(counted_gpus_of(with_gpu_of(command, form)))
     with faults.part():
         weights = form.parsed("weights_bytes", weights_of)
     with faults.part():
@@ -163,9 +163,16 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
         draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use,
         calibration=form.text("calibration"), command=command, pasted=pasted,
         environment=command.environment if command else {}, drafts=drafts,
+        options=frozenset(form.values),
         notes=(*pool_notes(form, args), *(machine.text for machine in rented)),
         host=(rented[0].name, rented[0].host_memory) if len(rented) == 1 else None,
     )  # fmt: skip
+
+
+def with_gpu_of(command: "ServeCommand | None", form: Form) -> Form:
+    """The form with the GPU that a pasted manifest names, unless one is stated."""
+    resources = command.resources if command else None
+    return form if form.names_gpu or resources is None or resources.gpu is None else form.changed(gpu=[resources.gpu])
 
 
 def check_names(form: Form) -> None:

@@ -7,14 +7,14 @@ from math import ceil, floor
 from typing import Any, Final
 
 from kvplan.asked.form import COMMON_GPUS, FLAGS, Form, Origin, flag_of, gpus_of, read_form, stated_arguments
-from kvplan.asked.question import Asked
-from kvplan.core import entries
+from kvplan.asked.question import Asked, taken_as
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, MAX_TOKENS, format_gib
 from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.models import catalog
+from kvplan.models.lookup import in_path
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import logs_of, server_of
 from kvplan.servers.logs.log import Reading, ServerLog
@@ -202,33 +202,13 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
         return None, None
     if catalog.find(named) is not None:
         return named, None
-    last = re.split(r"[/\\]", named.rstrip("/\\"))[-1].replace("___", ".")  # as ModelScope names its folders
-    cached = re.search(r"models--([\w.-]{1,90})--([\w.-]{1,90})", named)
-    parts = re.search(r"/([\w.-]{1,60})/transformers/([\w.-]{1,60})/[0-9]{1,3}/?$", named)  # as Kaggle mounts them
-    folder = f"{re.sub('-(?=[0-9])', '', parts[1])}-{parts[2]}" if parts else last
-    candidates = ([f"{cached[1]}/{cached[2]}"] if cached else []) + same_names(folder)
-    known = list(
-        dict.fromkeys(name for name in (catalog.find(candidate) for candidate in candidates) if name is not None)
-    )
-    if len(known) != 1:
+    try:
+        known = in_path(named)
+    except UsageError:  # two models of that name
+        known = None
+    if known is None:
         return None, None
-    model_id = catalog.facts(known[0])["id"]
-    return known[0], f"the {log.called}'s model {printable(named, 100)} is taken as {model_id}, by its name"
-
-
-def same_names(last: str) -> list[str]:
-    """Every catalog name, id or alias equal to this after the organization, ignoring case."""
-    last_lower = last.lower()
-    same = []
-    for name, text in entries.sections(catalog.path()).items():
-        head = text[:2000].lower()
-        ids = re.findall(r"^  id: (\S+)$", head, re.MULTILINE) + re.findall(
-            r"^  aliases: \[([^\]]*)\]", head, re.MULTILINE
-        )
-        names = [name_listed.strip().strip("'\"") for line in ids for name_listed in line.split(",")]
-        if last_lower == name.lower() or any(other.rpartition("/")[2] == last_lower for other in names):
-            same.append(name)
-    return same
+    return known, f"the {log.called}'s model {printable(named, 100)} is {taken_as(known).removeprefix('it is ')}"
 
 
 def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:

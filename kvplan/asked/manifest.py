@@ -14,27 +14,33 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from kvplan.asked import container
+from kvplan.asked import container, ray
 from kvplan.asked.budget import Budget, check_yaml
 from kvplan.asked.nodes import PRODUCT, gpu_of_labels
+from kvplan.asked.snippet import flag_words
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.servers.base import SERVERS, programs
+from kvplan.servers.releases import DEFAULT
+from kvplan.servers.words.command import Resources
 from kvplan.servers.words.shell import is_shell, names_server
 
 MAX_CHARS: Final = 512 * 1024
 MOST_CONTAINERS: Final = 500
+MOST_DEFAULTS: Final = 3  # of a variable inside a default
 TEMPLATE_CURE: Final = "give what `helm template` prints"
-_TOP_KEYS: Final = r"^(?:apiVersion|kind|services|servingEngineSpec)[ \t]*:"
+_TOP_KEYS: Final = (
+    r"^(?:apiVersion|kind|services|servingEngineSpec|modelArtifacts|applications|llm_configs)[ \t]*:"
+    r"|^image[ \t]*:[ \t]*$"
+)
 _NUMBER: Final = r"[0-9]{1,6}"
 GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
 SLICES: Final = "nvidia.com/mig-"
-# Templates for other objects; they serve nothing themselves.
-RUNTIMES: Final = (
-    "ServingRuntime", "ClusterServingRuntime", "LLMInferenceServiceConfig", "CustomResourceDefinition",
-    "PodTemplate",
-)  # fmt: skip
+RUNTIMES: Final = ("ServingRuntime", "ClusterServingRuntime")  # of KServe: the container of services that name them
+CONFIGS: Final = ("LLMInferenceServiceConfig",)
+TEMPLATES: Final = ("CustomResourceDefinition", "PodTemplate")  # serve nothing themselves
+MOUNT: Final = "/mnt/models"  # where KServe mounts a service's model
 KSERVE_FORMATS: Final = ("huggingface", "vllm")
 LLM_ARGUMENTS: Final = "VLLM_ADDITIONAL_ARGS"  # KServe's runtime appends it to its own `vllm serve`
 
@@ -69,6 +75,10 @@ class ServedContainer:
     memory: int | None = None
     shm: int | None = None
 
+    @property
+    def resources(self) -> Resources:
+        return Resources(self.gpu, self.gpu_label, self.num_gpus, self.num_pods, self.replicas)
+
 
 class Mapped(dict[str, Any]):
     """A mapping of the file with its first line number."""
@@ -102,8 +112,10 @@ def served(text: str, where: str) -> list[ServedContainer]:
         raise UsageError(where, f"is longer than {MAX_CHARS:,} characters ({len(text):,})", "split the file")
     containers: list[ServedContainer] = []
     budget = Budget(where)
-    for number, document in enumerate(documents(text, where), 1):
-        for place, body, pod in serving_places(document, where, f"server-{number}"):
+    parsed = documents(text, where)
+    runtimes = runtimes_of(parsed)
+    for number, document in enumerate(parsed, 1):
+        for place, body, pod in serving_places(document, where, f"server-{number}", runtimes):
             containers += read_container(place, body, pod, budget)
             if len(containers) > MOST_CONTAINERS:
                 raise UsageError(where, f"has more than {MOST_CONTAINERS} containers that serve", "split the file")
@@ -162,7 +174,21 @@ def documents(text: str, where: str) -> list[Any]:
         raise UsageError(where, f"is not YAML{place}", "correct it") from None
 
 
-def serving_places(document: Any, where: str, unnamed: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
+def runtimes_of(parsed: Iterable[Any]) -> dict[str, Mapped]:
+    """Pods of KServe's runtimes in a file by name; those of a file without services are servers themselves."""
+    kinds = {document.get("kind") for document in parsed if isinstance(document, dict)}
+    if not kinds & {"InferenceService", "LLMInferenceService"}:
+        return {}
+    return {
+        str(mapping(document, "metadata").get("name")): mapping(document, "spec")
+        for document in parsed
+        if isinstance(document, dict) and document.get("kind") in (*RUNTIMES, *CONFIGS)
+    }
+
+
+def serving_places(
+    document: Any, where: str, unnamed: str, runtimes: Mapping[str, Mapped]
+) -> Iterator[tuple[Place, Mapped, Mapped]]:
     """(place, container, its pod) for everything in a document that may be a container.
 
     Init containers are skipped.
@@ -180,18 +206,30 @@ def serving_places(document: Any, where: str, unnamed: str) -> Iterator[tuple[Pl
         yield from production_stack(mapping(document, "servingEngineSpec"), where)
     elif kind == "List" and isinstance(document.get("items"), list):
         for number, item in enumerate(document["items"], 1):
-            yield from serving_places(item, where, f"{unnamed}.{number}")
+            yield from serving_places(item, where, f"{unnamed}.{number}", runtimes)
     elif kind == "LeaderWorkerSet":
         template = mapping(spec, "leaderWorkerTemplate")
         place = Place(name, count_of(spec, where), whole(template.get("size"), 1, "size", where))
         pod = mapping(mapping(template, "leaderTemplate") or mapping(template, "workerTemplate"), "spec")
         yield from of_pod(pod, place)
     elif kind == "InferenceService":
-        yield from inference_service(mapping(spec, "predictor"), name, where)
+        yield from inference_service(mapping(spec, "predictor"), name, where, runtimes)
     elif kind == "LLMInferenceService":
         yield from llm_inference_service(spec, name, where)
-    elif kind in RUNTIMES:
+    elif kind in (*RUNTIMES, *CONFIGS):
+        if not runtimes:
+            yield from of_pod(mapping(spec, "template") or spec, Place(name))
+    elif kind in TEMPLATES:
         return
+    elif kind == "RayService":
+        for inner in documents(str(spec.get("serveConfigV2", "")), where):
+            yield from serving_places(inner, where, name, runtimes)
+    elif kind is None and (configs := [*llm_configs(document)]):
+        yield from configs
+    elif kind is None and document.get("modelArtifacts") is not None:
+        yield from model_service(document, where)
+    elif kind is None and isinstance(document.get("image"), dict):
+        yield chart(document, name)
     elif isinstance(kind, str) and "{{" in kind:
         raise UsageError(where, "is a template, which is not rendered", TEMPLATE_CURE)
     else:
@@ -219,7 +257,9 @@ def of_pod(pod: Mapped, place: Place) -> Iterator[tuple[Place, Mapped, Mapped]]:
             yield place, lined(body), pod
 
 
-def inference_service(predictor: Mapped, name: str, where: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
+def inference_service(
+    predictor: Mapped, name: str, where: str, runtimes: Mapping[str, Mapped]
+) -> Iterator[tuple[Place, Mapped, Mapped]]:
     """Return KServe predictors: a model served by its runtime, or containers."""
     place = Place(name, max(whole(predictor.get("minReplicas"), 1, "minReplicas", where), 1))
     model, workers = mapping(predictor, "model"), mapping(predictor, "workerSpec")
@@ -230,12 +270,18 @@ def inference_service(predictor: Mapped, name: str, where: str) -> Iterator[tupl
             uri = str(model.get("storageUri", ""))
             words = [f"--{flag}={workers[key]}" for key, flag in PARALLEL.items() if key in workers]
             pods_of_one = whole(workers.get("pipelineParallelSize"), 1, "pipelineParallelSize", where)
-            yield (
-                place._replace(model=hub_id(uri), words=tuple(words), kserve=True, num_pods=pods_of_one),
-                model,
-                predictor,
-            )
+            place = place._replace(model=model_at(uri), words=tuple(words), kserve=True, num_pods=pods_of_one)
+            yield place, in_runtime(model, runtimes.get(str(model.get("runtime", "")))), predictor
     yield from of_pod(predictor, place)
+
+
+def in_runtime(model: Mapped, runtime: Mapped | None) -> Mapped:
+    """A predictor's model as the container of its runtime: the runtime's words come first, as in KServe."""
+    first = next((item for item in lists(runtime or {}, "containers") if isinstance(item, dict)), None)
+    if first is None:
+        return model
+    both = {key: [*lists(first, key), *lists(model, key)] for key in ("args", "env") if {*first, *model} & {key}}
+    return lined(model, {**first, **model, **both})
 
 
 PARALLEL: Final = {
@@ -246,7 +292,7 @@ PARALLEL: Final = {
 
 def llm_inference_service(spec: Mapped, name: str, where: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
     """KServe's LLMInferenceService: `template` decodes, `prefill` is a separate server."""
-    model = hub_id(str(mapping(spec, "model").get("uri", "")))
+    model = model_at(str(mapping(spec, "model").get("uri", "")))
     for part, suffix in ((spec, ""), (mapping(spec, "prefill"), "-prefill")):
         pod, parallel = mapping(part, "template"), mapping(part, "parallelism")
         words = [f"--{flag}={parallel[key]}" for key, flag in PARALLEL.items() if key in parallel]
@@ -262,10 +308,51 @@ def llm_inference_service(spec: Mapped, name: str, where: str) -> Iterator[tuple
                 yield place, lined(body), pod
 
 
-def hub_id(uri: str) -> str | None:
-    """Hub id of hf://org/name, or None if the model is stored elsewhere."""
+def model_at(uri: str) -> str | None:
+    """Hub id of hf://org/name, or the address of a model stored elsewhere, whose folder may name it."""
     match = re.fullmatch(r"hf://([^/:]+/[^/:]+)(?::.*)?", uri)
-    return None if match is None else match[1]
+    return match[1] if match is not None else uri if "/" in uri else None
+
+
+def llm_configs(document: Mapping[str, Any]) -> Iterator[tuple[Place, Mapped, Mapped]]:
+    """Servers that Ray Serve starts for `llm_configs`, at the top or in the arguments of an application."""
+    parts = [document, *(mapping(application, "args") for application in lists(document, "applications"))]
+    for config in (item for part in parts for item in lists(part, "llm_configs") if isinstance(item, dict)):
+        arguments = ray.arguments_of({key: ray.typed(config.get(key)) for key in ray.KEYS})
+        model = str(arguments.pop("model", ""))
+        flags = [word for key, value in arguments.items() for word in flag_words(key, value, DEFAULT)]
+        body = lined(config, {"name": model, "command": [*container.server_for([]), model, *flags]})
+        replicas = mapping(mapping(config, "deployment_config"), "autoscaling_config").get("min_replicas")
+        count = max(whole(replicas, 1, "min_replicas", ""), 1)
+        yield Place(model.rpartition("/")[2], count), body, Mapped({ray.ACCELERATOR: config.get(ray.ACCELERATOR)})
+
+
+def model_service(values: Mapping[str, Any], where: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
+    """Values of llm-d's modelservice chart: prefill and decode servers of modelArtifacts, which the chart starts with
+    `vllm serve` unless modelCommand is custom. Source: llm-d-modelservice, templates/_helpers.tpl.
+    """
+    artifacts = mapping(values, "modelArtifacts")
+    model = model_at(str(artifacts.get("uri", ""))) or str(artifacts.get("name") or "") or None
+    for part in ("decode", "prefill"):
+        role = mapping(values, part)
+        if not role or role.get("create") == "false":
+            continue
+        parallel = mapping(role, "parallelism")
+        words = [f"--{flag}={parallel[key]}" for key, flag in PARALLEL.items() if key in parallel]
+        for body in lists(role, "containers"):
+            if isinstance(body, dict):
+                is_own = body.get("modelCommand") == "custom" or "command" in body
+                place = Place(part, count_of(role, where), 1, model, tuple(words), kserve=not is_own)
+                yield place, lined(body), role
+
+
+def chart(values: Mapping[str, Any], name: str) -> tuple[Place, Mapped, Mapped]:
+    """Values of a chart of one server: repository, tag and often the command stand under `image`."""
+    image = mapping(values, "image")
+    body = {key: image.get(key, values.get(key)) for key in ("command", "args")}
+    others = {key: values[key] for key in ("env", "resources") if key in values}
+    repository = f"{image.get('repository', '')}:{image.get('tag', 'latest')}"
+    return Place(name), lined(image, {**others, **body, "image": repository}), lined(dict(values))
 
 
 def production_stack(spec: Mapped, where: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
@@ -337,16 +424,18 @@ def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> l
     if place.kserve:
         entrypoint, arguments = kserve_words(place, entrypoint, arguments, variables)
     words = [*entrypoint, *arguments]
-    if not serves(entrypoint, words, image):
+    if is_simulator(image) or not serves(entrypoint, words, image):
         return []
     if not entrypoint and not names_server(words) and not is_server_image(image):
         words = [*container.server_for(words), *words]
     options = [w for k, v in variables.items() for w in ("-e", k if v is None else f"{k}={v}") if is_name(k)]
     options += [word for key in container.ELSEWHERE if body.get(key) for word in ("-e", key)]
     script = container.script_of(words)
-    if script is not None:
-        words[words.index(script)] = serving_line(script, variables, budget)
+    if script is not None:  # the reader of scripts replaces what the container's options set
+        words[words.index(script)] = with_group(script, variables)
     gpu, label = gpu_of(body, pod)
+    if (accelerator := ray.resources_of(pod.get(ray.ACCELERATOR))) is not None:
+        gpu, label = accelerator.gpu, accelerator.gpu_label
     num_gpus = gpus_of(body, budget.where)
     return [
         ServedContainer(
@@ -391,13 +480,22 @@ def is_server_image(image: str) -> bool:
     return any(server in name for server in SERVERS) and not re.search(r"router|gateway|proxy|bench|exporter", name)
 
 
+def is_simulator(image: str) -> bool:
+    """True for an image that only imitates a server, such as llm-d-inference-sim: it takes no GPU memory."""
+    name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    return re.search(r"(?:^|[-_])sim(?:ulator)?$", name) is not None
+
+
 def kserve_words(
     place: Place, entrypoint: list[str], arguments: list[str], variables: Mapping[str, str | None]
 ) -> tuple[list[str], list[str]]:
     """Words for KServe's runtimes, which start vLLM themselves: `--model_id`, `uri:` or `storageUri:` names the
     model.
     """
-    if entrypoint and names_server(entrypoint):
+    if place.model is not None and re.fullmatch(r"[\w./:@+-]+", place.model):
+        mount = re.compile(rf"(?<![\w/]){MOUNT}/?(?![\w/])")
+        entrypoint, arguments = ([mount.sub(place.model, word) for word in words] for words in (entrypoint, arguments))
+    if entrypoint and (names_server(entrypoint) or container.script_of(entrypoint) is not None):
         return entrypoint, [*arguments, *place.words]
     if entrypoint:
         return entrypoint, arguments
@@ -445,52 +543,9 @@ def expanded(text: str, variables: Mapping[str, str | None], budget: Budget) -> 
     return re.sub(r"\$?\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)", value, text)
 
 
-def with_variables(script: str, variables: Mapping[str, str | None], budget: Budget) -> str:
-    """Expand a shell's $NAME, ${NAME} and ${NAME:-default} from the container's variables, as far as known."""
-
-    def value(match: re.Match[str]) -> str:
-        name, default = match[1] or match[3], match[2]
-        if name in variables and variables[name] is not None:
-            return budget.take(variables[name] or (default or ""))
-        return default if default is not None and name not in variables else match[0]
-
-    return re.sub(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))", value, script)
-
-
-def serving_line(script: str, variables: Mapping[str, str | None], budget: Budget) -> str:
-    """Return a script's exports and the statement that starts a server, with known variables expanded."""
-    known, assigned = dict(variables), list[str]()
-    for line in statements(script, budget):
-        match = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"]*\"|'[^']*')", line)
-        if match is not None:
-            known[match[1]] = with_variables(match[2].strip("\"'"), known, budget)
-        text = with_variables(line, known, budget)
-        if any(re.search(pattern, line) for pattern in SERVER_COMMANDS):
-            return "; ".join([*assigned, text])
-        if line.startswith("export "):
-            assigned.append(text)
-    return with_variables(script, variables, budget)
-
-
-def statements(script: str, budget: Budget) -> Iterator[str]:
-    """Split a script into statements, joining lines continued by a backslash or an open quote; drop comments and
-    blanks.
-    """
-    pending = ""
-    for line in re.sub(r"\\\r?\n", " ", script).splitlines():
-        is_open, pending = bool(pending), f"{pending}\n{line}" if pending else line
-        if is_open and "'" not in line and '"' not in line:
-            continue
-        try:
-            words = shlex.split(budget.take(pending), comments=True)
-        except ValueError:
-            continue
-        if words:
-            end = 1 + max(pending.rfind(sign) for sign in "\n'\"")
-            yield (pending[:end] + re.split(r"\s#", pending[end:], maxsplit=1)[0]).strip()
-        pending = ""
-    if pending:
-        yield pending.strip()
+def with_group(script: str, variables: Mapping[str, str | None]) -> str:
+    """A script with the variables that LeaderWorkerSet sets."""
+    return re.sub(r"\$\{?(LWS_\w+)\}?", lambda match: variables.get(match[1]) or match[0], script)
 
 
 def interpolated(body: Mapped, notes: list[str]) -> Mapped:
@@ -512,15 +567,16 @@ def interpolated(body: Mapped, notes: list[str]) -> Mapped:
 
 def interpolated_text(text: str, notes: list[str]) -> str:
     def value(match: re.Match[str]) -> str:
-        if match[0] == "$$":
-            return "$"
-        if match[2] is None:
-            return match[0]
-        if match[2]:
-            notes.append(f"{match[1]} is taken as its default ({printable(match[2], 60)!r})")
-        return match[2]
+        name, operator, default = match.groups()
+        if name is None or operator == "+":  # $$, and ${NAME:+value} of a variable that is not set
+            return "" if name else "\0"
+        if default:
+            notes.append(f"{name} is taken as its default ({printable(default, 60)!r})")
+        return str(default)
 
-    return re.sub(r"\$\$|\$\{([A-Za-z_]\w*):?-([^{}]*)\}", value, text)
+    for _ in range(MOST_DEFAULTS):
+        text = re.sub(r"\$\$|\$\{([A-Za-z_]\w*):?([-+])([^{}]*)\}", value, text)
+    return text.replace("\0", "$")
 
 
 def environment_of(body: Mapping[str, Any], place: Place, budget: Budget) -> dict[str, str | None]:

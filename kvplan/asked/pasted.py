@@ -5,20 +5,23 @@ The text is split like a shell line and never run. A flag whose effect on memory
 
 import re
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplan.core.errors import NoServerError, UsageError
+from kvplan.core.errors import KvplanError, NoServerError, UsageError
 from kvplan.core.files import exists, printable
 from kvplan.servers.base import SERVERS, programs, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words import environment, shell
-from kvplan.servers.words.command import Note, ServeCommand, refuse
+from kvplan.servers.words.command import VARIABLE, Note, ServeCommand, Started, refuse
 
 if TYPE_CHECKING:
     from kvplan.asked.manifest import ServedContainer
+    from kvplan.servers.base import Pasted
 
-MAX_COMMAND_CHARS = 16 * 1024  # room for every flag of a server at once
+_UNIT = r"(?m)^[ \t]*(?:ExecStart=|(?:CMD|ENTRYPOINT)[ \t])"  # a Dockerfile, a unit of systemd
+MAX_COMMAND_CHARS = 64 * 1024  # room for a script or a manifest
 
 
 def too_long(text: str) -> tuple[str, str]:
@@ -26,37 +29,62 @@ def too_long(text: str) -> tuple[str, str]:
     return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,})", "paste only the server's command"
 
 
-def read_command(text: str) -> ServeCommand:
+def read_command(text: str, options: Collection[str] = ()) -> ServeCommand:
     """Parse a pasted server command.
+
+    options  keys that are stated outside the text, so that their values in it may be left open: model, ...
 
     Raise UsageError for a command without a server, a misspelled flag, a value the server would reject, and for flags
     whose effect on memory kvplan does not size.
     """
-    command = parse(text)
+    command = parse(text, options)
     refuse(command)
     return command
 
 
-def parse(text: str) -> ServeCommand:
+def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
     """Parse a pasted server command, listing rejected flags in the result instead of raising."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
+    if re.search(_UNIT, text):
+        from kvplan.asked.units import line_of
+
+        text = line_of(text)
     if is_line(text):
-        return _parse_line(text)
+        return _parse_line(text, options)
     from kvplan.asked import container, manifest, snippet
-    from kvplan.servers.words import images
 
     if snippet.is_snippet(text):
-        name, words = snippet.words_of(text)
-        command = server_of(name).pasted().parse(words)
-        command.args = {**server_of(name).pasted().starts.call_args, **command.args}
-        return command
+        return parse_snippet(text, options)
     if manifest.is_manifest_file(text):
-        return parse_manifest(text)
+        return parse_manifest(text, options)
     if not container.is_manifest(text):
-        return _parse_line(text)
+        return _parse_line(text, options)
+    return parse_part(text, options)
+
+
+def parse_snippet(text: str, options: Collection[str]) -> ServeCommand:
+    """Parse a call in Python that builds a server's engine."""
+    from kvplan.asked import ray, snippet
+    from kvplan.asked.left import parsed
+
+    call = snippet.call_in(text, options)
+    server = server_of(call.server).pasted()
+    command = parsed(server.parse, call.words, options)
+    command.args = {**call.args, **command.args}
+    command.notes += map(Note, call.notes)
+    if call.accelerator is not None:
+        command.resources = ray.resources_of(call.accelerator)
+    return command
+
+
+def parse_part(text: str, options: Collection[str]) -> ServeCommand:
+    """Parse a part of a manifest: a service, a container, or only its arguments."""
+    from kvplan.asked import container
+    from kvplan.servers.words import images
+
     line, image = container.shell_line(text)
-    command = _parse_line(line)
+    command = _parse_line(line, options)
     if image is not None and re.search("|".join(SERVERS), text) is None:
         title = server_of(command.engine or DEFAULT).terms.title
         command.notes.append(Note(f"{printable(image, 100)}: its arguments are read as {title}'s"))
@@ -72,7 +100,7 @@ def is_line(text: str) -> bool:
     return "\n" not in text.strip() and re.match(r"""\s*(?:[-\[{"']|\w+[ \t]*:[ \t]|$)|[^(]*\(""", text) is None
 
 
-def parse_manifest(text: str) -> ServeCommand:
+def parse_manifest(text: str, options: Collection[str] = ()) -> ServeCommand:
     """Parse the command of the only serving container in a manifest; if there are several, raise an error naming
     them.
     """
@@ -86,13 +114,13 @@ def parse_manifest(text: str) -> ServeCommand:
             f"{len(containers)} containers run servers ({names})",
             "save it and give `kvplan check FILE`, or paste one of them",
         )
-    return parse_container(containers[0])
+    return parse_container(containers[0], options)
 
 
-def parse_container(served: "ServedContainer") -> ServeCommand:
+def parse_container(served: "ServedContainer", options: Collection[str] = ()) -> ServeCommand:
     """Parse the command of a manifest's container; its image implies the release."""
-
-    command = _parse_line(served.command)
+    command = _parse_line(served.command, options)
+    command.resources = served.resources
     command.notes += map(Note, served.notes)
     if served.image and re.search("|".join(SERVERS), served.command) is None:
         title = server_of(command.engine or DEFAULT).terms.title
@@ -118,31 +146,61 @@ def served_by(engine: str, words: list[str]) -> list[str]:
     return [*starts.launcher, f"--{starts.model_flag.replace('_', '-')}", *words]
 
 
-def _parse_line(text: str) -> ServeCommand:
-    """Parse the server's command in a shell line and ignore the rest of it."""
-    if text.lstrip().startswith("--"):
+def _parse_line(text: str, options: Collection[str] = ()) -> ServeCommand:
+    """Parse the server's command in a shell script and ignore the rest of it."""
+    commands = shell.split(text)
+    if text.lstrip().startswith("--") and commands:
         from kvplan.asked.container import server_for
 
-        text = f"{shlex.join(server_for(shell.split(text)[0]))} {text}"
-    commands = shell.split(text)
-    for number, words in enumerate(commands):
-        for name in SERVERS:
-            server = server_of(name).pasted()
-            started = server.start(words)
-            if started is None:
-                continue
-            command = server.parse(started.words)
-            command.engine = started.engine or command.engine
-            command.args = {**started.args, **command.args}
-            command.notes += map(Note, started.notes)
-            command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
-            return command
+        commands[0] = [*server_for(commands[0]), *commands[0]]
+    number, name, started = first_start(commands)
+    if started is not None:
+        server, words = server_of(name).pasted(), commands[number]
+        command = _parsed(server, started.words, options)
+        command.engine = started.engine or command.engine
+        command.args = {**started.args, **command.args}
+        command.notes += map(Note, started.notes)
+        command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
+        refuse_second(command, commands[number + 1 :])
+        return command
     if len(commands) == 1 and len(commands[0]) == 1 and exists(commands[0][0]) and Path(commands[0][0]).is_file():
         name = shlex.quote(commands[0][0])
         remedy = f'paste what is in it (`--from-command "$(cat {name})"`), or `kvplan check {name}`'
         raise NoServerError("--from-command", f"names a file ({printable(name, 60)})", remedy)
     raise NoServerError(
         "--from-command",
-        f"contains no server command ({printable(' '.join(commands[0]), 60)!r})",
+        f"contains no server command ({printable(' '.join(commands[0] if commands else ()), 60)!r})",
         f"paste {programs()}, or the `docker run ...` of its image",
     )
+
+
+def _parsed(server: "Pasted", words: list[str], options: Collection[str]) -> ServeCommand:
+    if not any(re.search(VARIABLE, word) or isinstance(word, shell.Word) for word in words):
+        return server.parse(words)
+    from kvplan.asked.left import parsed
+
+    return parsed(server.parse, words, options)
+
+
+def first_start(commands: list[list[str]]) -> tuple[int, str, "Started | None"]:
+    """(number of the first command that starts a server, the server's name, how)."""
+    for number, words in enumerate(commands):
+        for name in SERVERS:
+            started = server_of(name).pasted().start(words)
+            if started is not None:
+                return number, name, started
+    return 0, "", None
+
+
+def refuse_second(command: ServeCommand, later: list[list[str]]) -> None:
+    """Refuse a script that starts another model's server, too: which is meant is not known."""
+    _, name, started = first_start(later)
+    if started is None:
+        return
+    try:
+        other = server_of(name).pasted().parse(started.words).model
+    except KvplanError:
+        return
+    if command.model != other and None not in (command.model, other):
+        names = f"{printable(str(command.model), 60)} and {printable(str(other), 60)}"
+        raise UsageError("--from-command", f"starts servers of two models ({names})", "paste one of the commands")

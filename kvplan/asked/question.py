@@ -24,7 +24,7 @@ from kvplan.servers.words.arguments import EngineArgs
 if TYPE_CHECKING:
     from kvplan.models.tensors import Checkpoint
     from kvplan.servers.plans.plan import Estimate
-    from kvplan.servers.words.command import Environment, Repeated, ServeCommand
+    from kvplan.servers.words.command import Environment, Repeated, Resources, ServeCommand
     from kvplan.servers.words.speculative_config import SpeculativeConfig
 
 PASTED: Final = "--from-command"
@@ -60,6 +60,7 @@ class Asked:
     environment  variables of the server's process
     drafts       --speculative-config
     drafts_later the drafts are read from the server's log afterwards
+    options      keys that were stated outside the command
     notes        on values that could be read otherwise
     host         a cloud instance and its host memory, if one is named
     """
@@ -83,6 +84,7 @@ class Asked:
     environment: "Environment" = field(default_factory=dict)
     drafts: "SpeculativeConfig | None" = None
     drafts_later: bool = False
+    options: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     host: tuple[str, int] | None = None
 
@@ -132,7 +134,10 @@ def requests(query: Asked) -> Inputs:
     if query.drafts is not None:
         for split in splits.values():
             query.drafts.check_ranks(split.tensor_parallel_size, "--speculative-config")
-    model = replace(model, spec=server_of(release.engine).as_read(model.spec, args))
+    as_read = server_of(release.engine).as_read(model.spec, args)
+    if as_read.quantization is not None and model.spec.quantization is None:  # quantized on load: not the files' sizes
+        model.checkpoint = None
+    model = replace(model, spec=as_read)
     contexts = query.contexts if query.context_of is None else (query.context_of(model.spec),)
     loads = {context: query.load(context, model.spec) for context in contexts}
 
@@ -148,6 +153,7 @@ def requests(query: Asked) -> Inputs:
     inputs = Inputs([request(context, machine) for context in contexts for machine in splits], num_gpus=len(splits))
     inputs.host = query.host
     inputs.notes += [] if variables_note is None else [variables_note]
+    inputs.notes += resource_notes(query, inputs.requests[0])
     if not query.drafts_later:
         refuse_undrafted(inputs.requests[0])
     add_remarks(inputs, query, [model, *([draft] if draft else [])])
@@ -168,6 +174,40 @@ def check_in_use(query: Asked) -> None:
                 f"is more than {machine.name} has ({format_gib(in_use)} of {format_gib(machine.total_memory)})",
                 "use the memory that other processes hold on one GPU",
             )
+
+
+def check_resources(resources: "Resources", request: Request) -> str | None:
+    """Refuse a server that needs more GPUs than its pods request; returns a note of unused ones."""
+    if resources.num_gpus is None:
+        return None
+    ranks, total = request.args.num_gpus, resources.num_gpus * resources.num_pods
+    pods = f" in {resources.num_pods} pods" if resources.num_pods > 1 else ""
+    if ranks > total:
+        raise UsageError(
+            "nvidia.com/gpu",
+            f"its command needs {ranks} GPUs, and the manifest asks for {total}{pods}",
+            "ask for as many, or change --tensor-parallel-size",
+        )
+    return f"{total - ranks} of {total} GPUs{pods} stay unused: its command uses {ranks}" if ranks < total else None
+
+
+def replicas_note(replicas: int) -> str:
+    return f"{replicas} replicas: the figures are of one"
+
+
+def resource_notes(query: Asked, request: Request) -> list[str]:
+    """Notes on what a pasted manifest asks for, beside its command."""
+    resources = query.command.resources if query.command else None
+    if resources is None:
+        return []
+    notes = [check_resources(resources, request) if "tensor_parallel_size" not in query.options else None]
+    if resources.gpu is not None:
+        label, names = printable(resources.gpu_label, 120), {machine.name for _, machine in query.gpus}
+        is_used = names == {resources.gpu}
+        other = f"gpu: {', '.join(sorted(names))} counts, not {resources.gpu} of {label}"
+        notes.append(f"gpu: {resources.gpu} is inferred from {label}" if is_used else other)
+    notes.append(replicas_note(resources.replicas) if resources.replicas != 1 else None)
+    return [note for note in notes if note is not None]
 
 
 def add_remarks(inputs: Inputs, query: Asked, models: Sequence["Resolved"]) -> None:
@@ -283,6 +323,11 @@ def model_of(query: Asked) -> Resolved:
     ref, source, quantization = query.model, query.source, query.args.quantization
     if ref is None:
         raise UsageError("MODEL", "missing", MODEL_CURE)
+    if query.is_pasted and is_elsewhere(ref):
+        from kvplan.models.lookup import in_path
+
+        if in_path(ref) is None:
+            raise on_other_machine(ref)
     try:
         model = resolve(ref, source)
     except UnsupportedModelError:  # perhaps of a vision tower that this server does not load
@@ -317,11 +362,20 @@ def resolve(ref: str, source: Source) -> Resolved:
         from kvplan.models.hub import ref_of_url
 
         ref = ref_of_url(ref) or ref
-    known = catalog.find(ref)
-    if known is None or source.revision is not None:
+    known, note = catalog.listed(ref) if exists(ref) else catalog.find(ref), None
+    if known is None and is_elsewhere(ref):
+        from kvplan.models.lookup import in_path
+
+        known = in_path(ref)
+        note = None if known is None else f"{printable(ref, 200)} is not on this machine; {taken_as(known)}"
+        if known is None and not is_path(ref):
+            raise on_other_machine(ref)
+    if known is None or (source.revision is not None and note is None):
         from kvplan.asked.files import from_files  # not needed for the catalog
 
         return from_files(ref, known, source)
+    if note is not None:
+        return Resolved(catalog.load(known, text_only=source.text_only), [note])
     model = Resolved(called(catalog.load(known, text_only=source.text_only), ref))
     if "note" in catalog.facts(known):
         model.notes.append(catalog.facts(known)["note"])
@@ -329,6 +383,24 @@ def resolve(ref: str, source: Source) -> Resolved:
     if is_path(ref) and Path(ref).exists():
         model.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
     return model
+
+
+def taken_as(known: str) -> str:
+    return f"it is taken as {catalog.facts(known)['id']}, by its name"
+
+
+def on_other_machine(ref: str) -> KvplanError:
+    """Error for a folder of another machine, by whose name no model is known."""
+    from kvplan.models.lookup import explained
+
+    problem = "is a folder of another machine, and the catalog has no model of its name"
+    return explained(ref, UsageError(f"model {printable(ref, 200)!r}", problem, "name the model that it holds"))
+
+
+def is_elsewhere(ref: str) -> bool:
+    """True if MODEL is a path of another machine: it looks like one, and does not exist here."""
+    is_folder = is_path(ref) or ref.startswith("$") or "\\" in ref or "://" in ref or ref.count("/") > 1
+    return is_folder and not ref.endswith(WEIGHT_SUFFIXES) and not exists(ref)
 
 
 def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolved:

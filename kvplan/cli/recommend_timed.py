@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.cli import output
 from kvplan.cli.load import check_lengths, load_of
 from kvplan.cli.load_options import LoadOptions
-from kvplan.cli.options import refuse_given
+from kvplan.cli.options import refuse_given, whole_form
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
 from kvplan.planning.plan import plan
@@ -54,8 +54,7 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     output.say(inputs, quiet=options.quiet)
     first = plan(inputs.requests[0])
     refuse_unmodeled(first)  # applies to every placement: the answer would not be for the requested load
-    if options.from_command is not None:
-        refuse_reordering(options.from_command)
+    refuse_reordering(whole_form(options).command())
     context = first.request.args.max_model_len
     assert isinstance(context, int), "the command states one"
     rows = islice(load.source.requests(1.0), load.source.num_requests)

@@ -188,8 +188,7 @@ def planned(options: SimulateOptions) -> Plan:
     output.say(inputs, quiet=options.quiet)
     the_plan = plan(request)
     check(the_plan, tiers_of(options.tier or ()))
-    if options.from_command is not None:
-        refuse_reordering(options.from_command)
+    refuse_reordering(whole_form(options).command())
     if abilities_of(the_plan.request.release.engine).prompts_first is not None:
         for flag, path in (("--film", options.film), (trace_events.FLAG, options.trace_events)):
             if path is not None:

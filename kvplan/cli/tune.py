@@ -76,8 +76,7 @@ def answered(options: TuneOptions) -> TuneDocument:
     )
     jobs = workers_of(options.jobs, options.ray)
     stated = stated_by(options, SOUGHT)
-    if options.from_command is not None:
-        refuse_reordering(options.from_command)
+    refuse_reordering(whole_form(options).command())
     inputs = inputs_of(options)
     base = base_of(inputs)
     count = num_gpus_of(options, base, stated)

@@ -36,7 +36,7 @@ def sections(path: Path) -> dict[str, str]:
 
 
 @cache
-def _aliases(path: Path) -> dict[str, str]:
+def names(path: Path) -> dict[str, str]:
     """Lower-case name, id or alias -> entry name."""
     table: dict[str, str] = {}
     for name, text in sections(path).items():
@@ -53,7 +53,7 @@ def _aliases(path: Path) -> dict[str, str]:
 
 def resolve(path: Path, name: str) -> str | None:
     """The entry's own name for a name or alias, ignoring case, or None if there is none."""
-    return name if name in sections(path) else _aliases(path).get(name.lower())
+    return name if name in sections(path) else names(path).get(name.lower())
 
 
 @cache
@@ -71,7 +71,7 @@ def suggestions(path: Path, name: str) -> list[str]:
     """Up to three names or aliases similar to `name`: those that begin with it first, then by similarity."""
     import difflib
 
-    table = {} if len(name) < 2 else _aliases(path)  # everything resembles a single letter
+    table = {} if len(name) < 2 else names(path)  # everything resembles a single letter
     typed = name.lower()
     close = sorted((known for known in table if typed and known.startswith(typed)), key=len)
     close += difflib.get_close_matches(typed, table, n=6, cutoff=0.6)

@@ -52,8 +52,35 @@ def model_names() -> list[str]:
 
 
 def find(name: str) -> str | None:
-    """Resolve a name, alias or Hub id to a model's own name, ignoring case, or return None if the catalog lacks it."""
+    """Resolve a name, alias or Hub id, also one without its owner, to a model's own name, ignoring case; None if the
+    catalog lacks it, or has several.
+    """
+    known = listed(name)
+    if known is not None or "/" in name:
+        return known
+    same = same_names(name)
+    return same[0] if len(same) == 1 else None
+
+
+def listed(name: str) -> str | None:
+    """As `find`, for names as they stand in the catalog only."""
     return entries.resolve(path(), name)
+
+
+@cache
+def _last_parts() -> dict[str, tuple[str, ...]]:
+    table: dict[str, dict[str, None]] = {}
+    for known, name in entries.names(path()).items():
+        table.setdefault(known.rpartition("/")[2], {})[name] = None
+    return {last: tuple(names) for last, names in table.items()}
+
+
+def same_names(last: str) -> tuple[str, ...]:
+    """Every model whose name, Hub id or alias is this after the owner, ignoring case; only the one of that name if it
+    is a name of its own.
+    """
+    known = listed(last)
+    return _last_parts().get(last.lower(), ()) if known is None else (known,)
 
 
 def missing(name: str) -> str | None:
@@ -72,6 +99,9 @@ def unknown(name: str) -> UnknownNameError:
     if "," in name and all(find(part.strip()) for part in name.split(",")):
         remedy = "name one; `kvplan sweep` takes several, separated by spaces"
         return UnknownNameError(f"model {name!r}", "several names, not one", remedy)
+    if len(several := same_names(name)) > 1:
+        ids = " or ".join(str(facts(own)["id"]) for own in several[:3])
+        return UnknownNameError(f"model {name!r}", f"may be {ids}", "name one of them")
     return entries.unknown(path(), "model", name)
 
 

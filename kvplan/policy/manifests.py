@@ -1,5 +1,6 @@
 """Containers of manifests as targets of a check: make a policy from a file, or find the command of a target."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 from kvplan.asked import manifest
 from kvplan.asked.manifest import ServedContainer
 from kvplan.asked.pasted import parse_container
-from kvplan.asked.question import Inputs
+from kvplan.asked.question import Inputs, check_resources, is_elsewhere, replicas_note
 from kvplan.core.errors import UsageError
 from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.strict_yaml import Mark, Node, Scalar
+from kvplan.models.lookup import in_path
 from kvplan.policy.file import Policy, Rule, Target, check_engine_value, root_of
 from kvplan.servers.words.command import ServeCommand, refuse
 
@@ -87,16 +89,17 @@ def container_of(target: Target, folder: Path) -> ServedContainer | None:
     return matching[0]
 
 
-def command_of(served: ServedContainer) -> ServeCommand:
-    """Command of a container. Refuse a model inside the container, which cannot be sized."""
-    command = parse_container(served)
+def command_of(served: ServedContainer, stated: Collection[str] = ()) -> ServeCommand:
+    """Command of a container, without the values that a target states."""
+    command = parse_container(served, stated)
+    command.resources = None  # `check_gpus` and `note_gpu` say what they mean for a target
     refuse(command)
     return command
 
 
 def check_model(served: ServedContainer, command: ServeCommand) -> None:
-    """Refuse a model inside the container, because nothing identifies it."""
-    if command.model is None or command.model.startswith(("/", "s3://", "gs://", "pvc://", "oci://")):
+    """Refuse a model inside the container, unless its folder's name identifies it."""
+    if command.model is None or (is_elsewhere(command.model) and in_path(command.model) is None):
         where = (
             "is not named" if command.model is None else f"is a path in the container ({printable(command.model, 80)})"
         )
@@ -109,19 +112,9 @@ def check_model(served: ServedContainer, command: ServeCommand) -> None:
 
 def check_gpus(served: ServedContainer, inputs: Inputs) -> None:
     """Refuse a server that needs more GPUs than its pods request, and note unused ones."""
-    if served.num_gpus is None:
-        return
-    ranks = inputs.requests[0].args.num_gpus
-    total = served.num_gpus * served.num_pods
-    pods = f" in {served.num_pods} pods" if served.num_pods > 1 else ""
-    if ranks > total:
-        raise UsageError(
-            "nvidia.com/gpu",
-            f"its command needs {ranks} GPUs, and the manifest asks for {total}{pods}",
-            "ask for as many, or change --tensor-parallel-size",
-        )
-    if ranks < total:
-        add_note(inputs, f"{total - ranks} of {total} GPUs{pods} stay unused: its command uses {ranks}")
+    note = check_resources(served.resources, inputs.requests[0])
+    if note is not None:
+        add_note(inputs, note)
 
 
 def note_gpu(served: ServedContainer, inputs: Inputs, *, stated: bool) -> None:
@@ -130,7 +123,7 @@ def note_gpu(served: ServedContainer, inputs: Inputs, *, stated: bool) -> None:
     elif not stated and served.gpu is not None:
         add_note(inputs, f"gpu: {served.gpu} is inferred from {printable(served.gpu_label, 120)}")
     if served.replicas != 1:
-        add_note(inputs, f"{served.replicas} replicas: the figures are of one")
+        add_note(inputs, replicas_note(served.replicas))
 
 
 def add_note(inputs: Inputs, text: str) -> None:

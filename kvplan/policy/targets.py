@@ -86,8 +86,8 @@ def inputs_of(
 def command_of(target: Target, served: ServedContainer | None) -> ServeCommand | None:
     """The command of a target's container, or its own, or None if it has neither."""
     if served is not None:
-        return manifests.command_of(served)
-    return None if target.command is None else read_command(target.command.text)
+        return manifests.command_of(served, target.own)
+    return None if target.command is None else read_command(target.command.text, target.own)
 
 
 def located(error: KvplanError, target: Target) -> KvplanError:
@@ -196,7 +196,7 @@ def is_file(key: str, text: str) -> bool:
         case "calibration":
             return True
         case _:
-            return catalog.find(text) is None and is_path(text)
+            return catalog.listed(text) is None and is_path(text)
 
 
 def keys_of_command(command: ServeCommand | None) -> set[str]:
@@ -249,7 +249,7 @@ def is_path_in(folder: Path, text: str) -> bool:
 
     if text.startswith((".", "/")) or text.endswith((".json", ".csv", ".csv.gz", ".txt")):
         return True
-    return catalog.find(text) is None and files.exists(folder / text)
+    return catalog.listed(text) is None and files.exists(folder / text)
 
 
 def say(target: Target, inputs: Inputs, tell: Tell) -> None:
@@ -272,7 +272,7 @@ def overruled_model(target: Target) -> tuple[str, str] | None:
     node = target.own.get("model")
     if target.command is None or not isinstance(node, Scalar):
         return None
-    other = read_command(target.command.text).model
+    other = read_command(target.command.text, target.own).model
     if other is None or other == node.text:
         return None
     known = catalog.find(node.text)

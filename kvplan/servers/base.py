@@ -154,6 +154,7 @@ class Starts:
     call         its engine in Python: the class, and the module prefixes it may be called with
     call_args    arguments implied by such a call
     images       substrings of its images' names, besides its own name
+    classes      other classes in Python whose keywords are the engine's arguments
     """
 
     launcher: tuple[str, ...]
@@ -162,6 +163,7 @@ class Starts:
     call: tuple[str, tuple[str | None, ...]]
     call_args: Mapping[str, Any]
     images: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 class Pasted(Protocol):

@@ -5,7 +5,6 @@ from typing import Final, Literal, assert_never
 
 from engine.block_manager import FullGroup, Group, WindowGroup
 from engine.states import MambaGroup
-from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_size
@@ -14,6 +13,7 @@ from kvplan.planning.plan import Plan, lack_text
 from kvplan.servers.base import abilities_of, flag_of, titles
 from kvplan.servers.plans.pool import KVGroup, chunk_bytes, offloaded_bytes
 from kvplan.servers.words.arguments import EngineArgs
+from kvplan.servers.words.command import ServeCommand
 from kvplan.simulate import prompts_first_run
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.host import Intake
@@ -158,9 +158,9 @@ def data_parallel_cure(args: EngineArgs) -> str:
     return f"replace it with --replicas {args.data_parallel_size} --router least-loaded: each rank is a replica"
 
 
-def refuse_reordering(command: str) -> None:
+def refuse_reordering(command: ServeCommand | None) -> None:
     """Raise UsageError for the first flag of a pasted server command that changes scheduling and is not modeled."""
-    for flag, reason in read_command(command).reordering.items():
+    for flag, reason in (command.reordering if command else {}).items():
         problem, _, remedy = reason.partition("; ")
         raise UsageError(f"simulate {printable(flag, 60)}", problem, remedy)
 

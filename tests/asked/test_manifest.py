@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import kvplan
 from kvplan.asked import manifest, nodes
 from kvplan.asked.budget import MAX_EXPANDED, Budget
+from kvplan.asked.form import Form, read_form
 from kvplan.asked.manifest import ServedContainer
 from kvplan.asked.pasted import parse_container, read_command
+from kvplan.asked.question import requests
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.servers.words.command import ServeCommand
@@ -118,7 +121,7 @@ def test_a_variable_of_a_secret_is_not_known_and_refused_where_it_matters() -> N
         args: [--model, $(MODEL)]
         env: [{{name: MODEL, valueFrom: {{secretKeyRef: {{name: a, key: b}}}}}}]
     """)
-    with pytest.raises(UsageError, match="variable"):
+    with pytest.raises(UsageError, match=r"no value in the text for \$\(MODEL\) \(MODEL\)"):
         command(text)
 
 
@@ -310,8 +313,6 @@ DEEP = "is nested more than 100 levels"
     ("text", "problem"),
     [
         (pod(f"{SERVE[:-1]}, $(A39)]\nenv:\n{VARIABLES}"), EXPANDED),
-        (pod(f"{SCRIPT}{ASSIGNED}  vllm serve m"), EXPANDED),
-        (pod(SCRIPT + "  echo '\n" + '  "\n' * 2000 + "  vllm serve m"), EXPANDED),
         (BOMB + pod(SERVE).replace("name: p", "name: *x39"), ALIASES),
         (BOMB + pod(SERVE.replace("vllm/vllm-openai", "*x39")), ALIASES),
         (f"{BOMB}services: {{a: {{image: vllm, command: vllm serve m, labels: *x39}}}}", ALIASES),
@@ -327,6 +328,18 @@ def test_no_manifest_expands_to_more_than_its_budget(text: str, problem: str) ->
         manifest.served(text, "f.yaml")
 
 
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (f"{ASSIGNED}  vllm serve $A39", "its variables expand to too much text"),
+        ("  echo '\n" + '  "\n' * 2000 + "  vllm serve m", "the quotes do not match"),
+    ],
+)
+def test_no_script_of_a_manifest_expands_without_bound(script: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        command(pod(SCRIPT + script))
+
+
 def test_a_long_comment_is_read_once() -> None:
     script = f"  echo a{' #' * 100_000} 'b'\n  vllm serve Qwen/Qwen3-8B # 'large'\n"
     assert command(pod(SCRIPT + script)).model == "Qwen/Qwen3-8B"
@@ -340,3 +353,114 @@ def test_what_a_manifest_repeats_is_within_its_budget() -> None:
         4096
     ] * 2
     assert Budget("f.yaml").take("a" * MAX_EXPANDED)
+
+
+# --- runtimes, charts and Ray Serve -----------------------------------------------------------------------------------
+
+RUNTIME = """
+apiVersion: serving.kserve.io/v1alpha1
+kind: ServingRuntime
+metadata: {name: runtime}
+spec:
+  containers:
+  - name: kserve-container
+    image: vllm/vllm-openai:v0.11.0
+    command: [python, -m, vllm.entrypoints.openai.api_server]
+    args: [--model=/mnt/models, "--served-model-name={{.Name}}", --max-model-len=8192]
+"""
+SERVICE = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: service}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: vLLM}
+      runtime: runtime
+      storageUri: s3://bucket/Qwen3-8B
+      args: [--max-num-seqs=8]
+"""
+
+
+def test_a_service_runs_in_the_runtime_of_its_file() -> None:
+    words = command(f"{RUNTIME}---{SERVICE}")
+    assert (words.model, words.engine) == ("s3://bucket/Qwen3-8B", "vllm@0.11.0")
+    assert words.args == {"max_model_len": 8192, "max_num_seqs": 8}
+
+
+def test_a_runtime_alone_takes_its_model_from_an_option() -> None:
+    assert command(RUNTIME).model == "/mnt/models"
+    plan = kvplan.estimate("qwen3-8b", gpu="h100", command=RUNTIME).plan
+    assert (plan.request.spec.name, plan.request.args.max_model_len) == ("qwen3-8b", 8192)
+    with pytest.raises(UsageError, match="'/mnt/models' is a folder of another machine"):
+        kvplan.estimate(gpu="h100", command=RUNTIME)
+
+
+RAY = """
+applications:
+- args:
+    llm_configs:
+    - model_loading_config: {model_id: mine, model_source: org/a}
+      accelerator_type: L4
+      deployment_config: {autoscaling_config: {min_replicas: 2}}
+      engine_kwargs: {max_model_len: 8192, enforce_eager: true, enable_prefix_caching: false}
+"""
+
+
+def test_a_configuration_of_ray_serve_is_read() -> None:
+    (server,) = manifest.served(RAY, "f.yaml")
+    words = parse_container(server)
+    assert (words.model, server.gpu, server.replicas) == ("org/a", "l4", 2)
+    assert words.args == {"max_model_len": 8192, "enforce_eager": True, "enable_prefix_caching": False}
+    inner = "".join(f"    {line}\n" for line in RAY.splitlines())
+    service = f"apiVersion: ray.io/v1\nkind: RayService\nmetadata: {{name: a}}\nspec:\n  serveConfigV2: |\n{inner}"
+    assert [parse_container(server).model for server in manifest.served(service, "f.yaml")] == ["org/a"]
+
+
+def test_values_of_llm_ds_chart_are_read() -> None:
+    values = """
+modelArtifacts: {uri: "hf://org/a", name: org/a}
+decode:
+  replicas: 2
+  parallelism: {tensor: 2}
+  containers:
+  - {name: vllm, image: "ghcr.io/llm-d/llm-d:v0.2.0", modelCommand: vllmServe, args: [--max-model-len, "8192"]}
+prefill: {create: false}
+"""
+    (server,) = manifest.served(values, "values.yaml")
+    words = parse_container(server)
+    assert (words.model, server.replicas) == ("org/a", 2)
+    assert words.args == {"max_model_len": 8192, "tensor_parallel_size": 2}
+
+
+def test_values_of_a_chart_with_one_server_are_read() -> None:
+    values = """
+image:
+  repository: vllm/vllm-openai
+  tag: v0.11.0
+  command: [vllm, serve, org/a, --max-model-len, "8192"]
+resources: {limits: {nvidia.com/gpu: 1}}
+"""
+    (server,) = manifest.served(values, "values.yaml")
+    assert (parse_container(server).model, server.num_gpus, server.image) == ("org/a", 1, "vllm/vllm-openai:v0.11.0")
+
+
+def test_a_simulator_of_a_server_takes_no_memory() -> None:
+    with pytest.raises(UsageError, match="no container in it runs a server"):
+        command(pod("image: ghcr.io/llm-d/llm-d-inference-sim:v0.3\nargs: [--model, org/a, --v=4]"))
+
+
+def test_a_pasted_manifest_names_its_gpu() -> None:
+    text = pod(f"image: {IMAGE}\nargs: [--model, qwen3-8b]\nresources: {{limits: {{nvidia.com/gpu: 2}}}}").replace(
+        "spec:", "spec:\n  nodeSelector: {cloud.google.com/gke-accelerator: nvidia-l4}", 1
+    )
+    inputs = requests(read_form(Form({"from_command": text, "max_model_len": ["8192"]})))
+    (request,) = inputs.requests
+    assert request.gpu.name == "l4"
+    assert "gpu: l4 is inferred from cloud.google.com/gke-accelerator: nvidia-l4" in inputs.notes
+    assert "1 of 2 GPUs stay unused: its command uses 1" in inputs.notes
+    other = requests(read_form(Form({"from_command": text, "gpu": ["h100"]})))
+    assert other.requests[0].gpu.name == "h100-80g"
+    assert any(note.startswith("gpu: h100-80g counts, not l4 of ") for note in other.notes)
+    with pytest.raises(UsageError, match="its command needs 4 GPUs, and the manifest asks for 2"):
+        requests(read_form(Form({"from_command": text.replace("qwen3-8b]", "qwen3-8b, -tp, '4']")})))

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvplan.asked.log import model_of, same_names
+from kvplan.asked.log import model_of
 from kvplan.cli.main import main
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.measure.serverlog.log import parse_log
+from kvplan.models import catalog
 from tests.support.cli import Run, config_file, refused, run
 from tests.support.readme_blocks import ROOT
 from tests.support.server_logs import (
@@ -193,7 +194,7 @@ def test_a_path_of_the_servers_machine_is_a_name_and_is_never_opened(run: Run, l
     assert model_of(parse_log(f"non-default args: {{'model': '{folder}'}}"))[0] == "qwen2.5-7b-instruct"
     mounted = "/kaggle/input/models/qwen-lm/qwen-3/transformers/8b/1"  # family, framework, variation, version
     assert model_of(parse_log(f"non-default args: {{'model': '{mounted}'}}"))[0] == "qwen3-8b"
-    assert same_names("no-such-model") == []
+    assert catalog.same_names("no-such-model") == ()
 
 
 # --- a log and a command line that do not agree -----------------------------------------------------------------------

@@ -706,7 +706,7 @@ def test_the_command_of_the_last_start_is_taken() -> None:
     ("command", "fault"),
     [
         ("vllm serve org/a 'x", "the quotes do not match"),
-        ("vllm serve $MODEL -tp 2", "is a shell variable"),
+        ("vllm serve $MODEL -tp 2", "has no value in the text"),
         ("vllm serve org/a -tp two", "not a whole number"),
         ("vllm serve org/a --tensor-paralel-size 2", "is not a flag of vLLM"),
         ("vllm serve MODEL ...", "is not a whole command"),

@@ -1,6 +1,7 @@
 """The command that started a server, if its log quotes it: the same flags that a logged list of arguments has."""
 
 import re
+from itertools import takewhile
 
 from kvplan.core.errors import UsageError
 from kvplan.servers.base import logs_of
@@ -30,7 +31,7 @@ def flags_of_command(engine: str, text: str) -> tuple[dict[str, str], list[str]]
 
     Raises the same errors as --from-command, such as UsageError.
     """
-    words = split(text)[0]
+    words = [*takewhile(lambda word: not re.fullmatch("<[^>]*>", word), split(text)[0])]  # `vllm serve <model>`: prose
     if not words or "..." in words:
         raise UsageError("--from-command", "is not a whole command", "paste the whole command")
     return logs_of(engine).command(words)

@@ -213,7 +213,8 @@ REFUSED: Final = {
         c128_page_size prefill_only_disable_kv_cache! enable_page_major_kv_layout! enable_unified_memory!
         enable_hisparse! enable_deepseek_v4_fp4_indexer! qsa_indexer_dtype swa_prefix_tails
         enable_encoder_swa_bounded_replay! enable_decoder_swa_bounded_replay! kv_canary=none
-        dsa_decode_backend dsa_prefill_backend dsv4_prefill_backend=auto dsv4_attn_backend=auto
+        dsa_decode_backend dsa_prefill_backend nsa_decode_backend nsa_prefill_backend
+        dsv4_prefill_backend=auto dsv4_attn_backend=auto
     """,
     "connects the KV cache to other memory, whose buffers are not modeled; remove it": """
         enable_unified_cache_external_linker! enable_lmcache!

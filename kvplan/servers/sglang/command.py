@@ -36,8 +36,9 @@ from kvplan.servers.words.command import (
 )
 
 starts = Starts(
-    ("python", "-m", "sglang.launch_server"), "model_path", False, ("Engine", ("sgl", "sglang")), {}, ("sgl-dev",)
-)
+    ("python", "-m", "sglang.launch_server"), "model_path", False, ("Engine", ("sgl", "sglang")), {}, ("sgl-dev",),
+    ("ServerArgs",),
+)  # fmt: skip
 flags = READ, OTHERS
 variables = VARIABLES
 NAMES: Final = spellings("sglang")

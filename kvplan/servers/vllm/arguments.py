@@ -130,7 +130,7 @@ REFUSED: Final = {
         enable_nccl_comm_suspend! sleep_mode_backend=cumem sleep_mode_offload_cudagraph!
     """,
     "may store other weights than the checkpoint's, which is not modeled; name a quantized checkpoint": """
-        load_format=auto|safetensors|pt|npcache|dummy|mistral|hf|runai_streamer|fastsafetensors|instanttensor
+        load_format=auto|safetensors|pt|npcache|dummy|mistral|hf|runai_streamer|fastsafetensors|instanttensor|bitsandbytes
         quantization_config
     """,
     "keeps some layers' KV in another dtype, which is not modeled; remove it": "kv_cache_dtype_skip_layers",

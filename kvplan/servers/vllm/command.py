@@ -38,10 +38,13 @@ from kvplan.servers.words.shell import is_shell, names_server
 from kvplan.servers.words.speculative_config import parse_config
 from kvplan.sizing.layout import check_kv_dtype
 
-starts = Starts(("vllm", "serve"), "model", True, ("LLM", (None, "vllm")), {"usage": "offline"})
+starts = Starts(
+    ("vllm", "serve"), "model", True, ("LLM", (None, "vllm")), {"usage": "offline"},
+    classes=("EngineArgs", "AsyncEngineArgs"),
+)  # fmt: skip
 flags = READ, OTHERS
 variables = VARIABLES
-OWN: Final = frozenset({"model", "model_tag", "revision", "enable_lora"})
+OWN: Final = frozenset({"model", "model_tag", "revision", "enable_lora", "task"})
 # Flags that set one key of the speculative config: today's short ones, and those of releases before 0.8.
 SPECULATIVE: Final[Mapping[str, str]] = {
     "speculative_config": "",
@@ -154,6 +157,9 @@ def after_image(words: list[str], image: str) -> Started:
             f"the image runs {printable(' '.join(words[:2]), 60)!r}, not a server",
             "paste its `vllm serve MODEL ...`",
         )
+    if words[:1] == ["launch"]:  # its frontend: vLLM 0.21 entrypoints/cli/launch.py
+        part = printable(" ".join(words[:2]), 60)
+        raise UsageError("--from-command", f"`vllm {part}` loads no model on a GPU", "paste its `vllm serve MODEL ...`")
     return started(words[1:] if words[:1] == ["serve"] else words, [image])
 
 
@@ -352,6 +358,8 @@ def take(command: ServeCommand, name: str, values: list[str], word: str) -> None
     elif plain == "task":
         task_of(command, literal(only_value(values, option), flag))
     elif (other := OTHERS.get(plain.partition(".")[0])) is not None:
+        if plain == "load_format" and values == ["bitsandbytes"]:  # the format implies the method
+            command.args.setdefault("quantization", "bitsandbytes")
         take_other(command, flag, other, values, negated=negated)
     elif plain != "enable_lora":
         if near := near_flag(name, ARGUMENT_NAMES, OTHERS):
@@ -361,12 +369,12 @@ def take(command: ServeCommand, name: str, values: list[str], word: str) -> None
 
 def task_of(command: ServeCommand, task: str) -> None:
     """Translate --task of earlier releases to --runner and --convert."""
-    if task in ("auto", "generate"):
-        command.args["runner"] = task
+    if task in ("auto", "generate", "transcription"):
+        command.args["runner"] = "generate" if task == "transcription" else task
     elif task in TASKS:
         command.args |= {"runner": "pooling", "convert": TASKS[task]}
     else:
-        known = ", ".join(("auto", "generate", *TASKS))
+        known = ", ".join(("auto", "generate", "transcription", *TASKS))
         command.refused.setdefault("--task", f"{printable(task, 40)!r} is not modeled; kvplan knows {known}")
 
 
@@ -453,7 +461,9 @@ def number(text: str, option: str) -> float:
 def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
     """Parse parts of a config given as one JSON object, or as a value for one of its keys."""
     option = option_of(word)
-    text = literal(only_value(values, option), option.removeprefix("--from-command "))
+    stated, flag = only_value(values, option), option.removeprefix("--from-command ")
+    # A revision moves no memory: nothing is lost if the text does not say it.
+    text = literal(re.sub(r'"(?:code_|tokenizer_)?revision"\s*:\s*"[^"]*\$[^"]*"\s*,?', "", stated), flag)
     if key:
         return {key.replace("-", "_"): text}
     import json

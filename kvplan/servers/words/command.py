@@ -17,7 +17,8 @@ from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, short_flags
 
 MOST_UNKNOWN: Final = 200  # flags in no list; no real command has so many
 EXPERT_RANKS: Final = "ep"  # number of ranks that share experts, kept here until the tensor ranks are known
-_VARIABLE: Final = r"\$[A-Za-z_{(]|`|\{\{"
+VARIABLE: Final = r"\$[A-Za-z0-9_{(@*]|`|\{\{|<[A-Za-z][\w .-]*>|\{[A-Za-z_]\w*\}"
+_IN_FOLDER: Final = r"/?\$\{?\w+\}?(?:/[^$`{}<>]+)+"  # a known folder in an unknown one: $ROOT/Qwen2-VL-2B
 
 
 Kind = Literal["on", "off", "size", "gib", "text"]  # 1 is True; 1 is False; a whole number; GiB in bytes; as it is
@@ -107,6 +108,22 @@ class Repeated:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a manifest asks for, for one server: its GPU by a label of the node, and how many.
+
+    num_gpus   GPUs of one pod; None: not stated
+    num_pods   pods of one server; replicas: servers
+    gpu_label  the label that names the GPU; "" if none does
+    """
+
+    gpu: str | None
+    gpu_label: str
+    num_gpus: int | None
+    num_pods: int
+    replicas: int
+
+
 @dataclass(slots=True)
 class ServeCommand:
     """A parsed server command.
@@ -122,6 +139,7 @@ class ServeCommand:
     readings   notes on numbers that kvplan's own flags would parse differently
     notes      other notes
     environment  variables set for the server's process, with the values of those that change its memory
+    resources  what the manifest asks for, of whose container it is
     """
 
     model: str | None = None
@@ -138,6 +156,7 @@ class ServeCommand:
     notes: list[Note] = field(default_factory=list)
     readings: list[Note] = field(default_factory=list)
     environment: Environment = field(default_factory=dict)
+    resources: "Resources | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +200,41 @@ def flag_name(word: str, shorts: Mapping[str, str] | None = None) -> tuple[str, 
     return name, value if equals else None
 
 
+class Unfilled(UsageError):
+    """A value of a command that its text does not say: a variable, or a placeholder.
+
+    flag   the flag, or "" for the model in front of the flags; what: its value as written
+    """
+
+    flag: str
+    what: str
+
+
+def code(source: str) -> str:
+    """A value that is code of another language, as a word: the text does not say it."""
+    return f"$(={source})"
+
+
+def unfilled(flag: str, what: str) -> Unfilled:
+    """Error for a value that the text does not say."""
+    what = what.removeprefix("$(=").removesuffix(")") if what.startswith("$(=") else what
+    subject = "--from-command" if not flag else f"--from-command {printable(flag, 60)}"
+    error = Unfilled(subject, f"has no value in the text ({printable(what, 60)!r})", "write its value")
+    error.flag, error.what = flag, what
+    return error
+
+
 def literal(value: str, what: str) -> str:
-    if re.search(_VARIABLE, value):
-        kind = "template" if "{{" in value else "shell"
-        raise UsageError(
-            "--from-command",
-            f"{what} is a {kind} variable ({printable(value, 60)!r}), which is not expanded",
-            "write its value",
-        )
+    """The value of a flag (`what`, or "the model"), unless a variable is left in it."""
+    is_model = what in ("the model", "--model", "--model-path")
+    if re.search(VARIABLE, value) and not (is_model and re.fullmatch(_IN_FOLDER, value)):
+        raise unfilled("" if what == "the model" else what, value)
     return value
+
+
+def literal_json(value: str, what: str) -> str:
+    """As `literal`, for a value that may be JSON, in which a template's braces are those of an object."""
+    return literal(value, what) if re.search(r"\$[\w{(@*]|`", value) else value
 
 
 def flag_text(word: str) -> str:
@@ -209,7 +254,7 @@ def take_other(command: ServeCommand, flag: str, other: Other, values: list[str]
         command.refused.setdefault(flag, other.reason)
     else:
         command.ignored.append(flag)
-        if other.is_kept and not any(re.search(_VARIABLE, value) for value in values):
+        if other.is_kept and not any(re.search(VARIABLE, value) for value in values):
             command.repeated += [flag, *values]
     stated = values or ["false" if negated else "true"]
     if other.order and any(value not in other.in_order for value in stated):

@@ -23,6 +23,7 @@ _ASSIGNMENT: Final = r"[A-Za-z_][A-Za-z0-9_]*=.*"
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 CONTAINERS: Final = ("docker", "podman", "nerdctl")
 EXPORTS: Final = ("export", "ENV", "set")
+DECLARES: Final = ("local", "readonly", "declare", "typeset", "ARG")
 ENV_FILE: Final = "--env-file"  # stands for the variables of a file, which is not read
 
 
@@ -39,26 +40,32 @@ def given(earlier: Iterable[list[str]], before: list[str]) -> Environment:
 
     before  the words before the server in its own command: assignments, wrappers, or `docker run` and its options
     """
-    assigned = _assigned(earlier, before)
-    known = variables() if assigned else {}  # of every server: most commands assign nothing
-    return {name: value if name in known else None for name, value in assigned.items()}
+    values = assigned(earlier, before)
+    known = variables() if values else {}  # of every server: most commands assign nothing
+    return {name: value if name in known else None for name, value in values.items()}
 
 
-def _assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
+def exports(words: list[str]) -> bool:
+    """True if words are the start of a command that exports or declares variables."""
+    return words[:1] != [] and words[0] in (*EXPORTS, *DECLARES)
+
+
+def assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
+    """Every variable of a server's process, with its value, as in `given`."""
     container = next((index for index, word in enumerate(before) if word.rpartition("/")[2] in CONTAINERS), None)
     if container is not None:
         return dict(_passed(before[container + 1 :]))
     shell: dict[str, str] = {}
     variables: Environment = {}
     for words in earlier:
-        exports = words[:1] != [] and words[0] in EXPORTS
-        for word in words[1:] if exports else words:
+        is_export = words[:1] != [] and words[0] in EXPORTS
+        for word in words[1:] if exports(words) else words:
             name, _, value = word.partition("=")
             if re.fullmatch(_ASSIGNMENT, word, re.DOTALL):
                 shell[name] = value
-            elif not exports:
+            elif not is_export:
                 break
-            if exports and (re.fullmatch(_NAME, name) or name == ENV_FILE):
+            if is_export and (re.fullmatch(_NAME, name) or name == ENV_FILE):
                 variables[name] = shell.get(name)  # a bare name that was never assigned: the shell's previous value
     variables |= {name: value for name, value in shell.items() if name in variables}
     for word in before:
