@@ -258,7 +258,9 @@ def buffers(
     if with_weights.alignment:
         formula += f" + alignment {with_weights.alignment:,} B"
     gathered, gathered_text = indexer_workspace(spec, settings)
-    room, room_text = expert_room(spec, settings, args, 0 if gpu is None else gpu.sm)
+    room, room_text = (0, 0, 0), ""
+    if is_consumed or settings.version.has("kept_expert_workspace"):  # before, it is part of the forward pass
+        room, room_text = expert_room(spec, settings, args, 0 if gpu is None else gpu.sm)
     low, likely, high = fixed + room[0], fixed + room[1], fixed + room[2]
     formula += room_text
     # The code suggests that experts and indexer may share one workspace in turn; one log has room for both.
@@ -451,10 +453,13 @@ def pools(spec: ModelSpec, args: EngineArgs) -> bool:
 # 1,024 sequences.
 GRAPHS_BASE = GIB // 4
 GRAPH = 6 * MIB
-GRAPHS_RANGE = (0.35, 2.5)
-# Experts, MLA and states: reports of 0.44-1.94 GiB, but also 4.77-5.10 (GLM-5.1 TP8: 6.0 x), 33 and 119 GiB
+GRAPHS_RANGE = (0.3, 2.5)
+# HIP graphs: 3.19, 3.9 and 4.08 GiB captured at 102, 102 and 86 graphs (0.17, 0.29 and 0.14 on three kinds of GPU).
+GRAPH_ROCM = 36 * MIB
+# Experts, states, drafts and adapters: reports of 0.14-1.94 GiB, 2.6 x; 4.79 at 204 graphs with adapters (Qwen3-4B,
+# 0.19.1), 3.3 x. MLA: 4.77-5.10 (GLM-5.1 TP8: 6.0 x). Not covered: 33 and 119 GiB
 # (vllm-project/vllm#45178, #50780, #53013: no range covers them), as one graph's size is multiplied by their number.
-GRAPHS_HIGH_EXOTIC = 6.5
+GRAPHS_HIGH_EXOTIC, GRAPHS_HIGH_LATENTS = 4.0, 6.5
 GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#53013; {EVIDENCE}cuda-graphs"
 # Largest size captured: 1,024 on compute capability 10.x from 0.28 on (vllm-project/vllm#49390), 512 elsewhere.
 LARGEST_GRAPH = 512
@@ -569,10 +574,12 @@ def wide_by_graphs(
     return f"most of the uncertainty is CUDA graphs ({share}). To narrow it, {NARROWER}"
 
 
-def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, sm: int = 0) -> Estimate:
+def cuda_graphs(
+    spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, sm: int = 0, amd: bool = False
+) -> Estimate:
     """Bytes of CUDA graphs: within the budget if `settings.graphs_in_budget`, else in addition to it.
 
-    `sm` is `GpuSpec.sm`, 103 for compute capability 10.3.
+    `sm` is `GpuSpec.sm`, 103 for compute capability 10.3; `amd`: HIP's graphs.
     """
     captured = graphs_of(args)
     if args.enforce_eager or (captured is not None and captured.mode == "NONE"):
@@ -582,22 +589,26 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
     stated = stated_size(args, captured, tokens) or (GPT_OSS_GRAPH if raised else None)
     uniform = release.has("uniform_decode_graphs")
     graphs = num_graphs(captured, seqs, tokens, 1 + args.num_speculative_tokens, largest, stated, uniform=uniform)
-    plain = GRAPHS_BASE + graphs * GRAPH
+    graph = GRAPH_ROCM if amd else GRAPH
+    plain = GRAPHS_BASE + graphs * graph
     twice = args.max_loras > 0 and release.has("adapter_graphs") and (captured is None or captured.both)
-    likely = plain + graphs * GRAPH if twice else plain
+    likely = plain + graphs * graph if twice else plain
     drafts = args.num_speculative_tokens > 0  # whose own graphs no log reports separately
-    exotic = spec.experts_per_token > 0 or spec.is_mla or spec.has_states or drafts
-    high = int(likely * (GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]))
+    exotic = spec.experts_per_token > 0 or spec.has_states or drafts or twice
+    latents = widths(spec, args.tensor_parallel_size, 1).latent
+    widest = GRAPHS_HIGH_LATENTS if latents else GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]
+    high = int(likely * widest)
     outside = "" if settings.graphs_in_budget else ", outside the budget"
     without = ", the draft's own within the range" if drafts else ""
     with_both = ", each with adapters and without," if twice else ""
-    formula = f"0.25 GiB + {graphs * (1 + twice)} graphs{with_both} x 6 MiB, fitted on 14 logs{without}{outside}"
+    fitted = f"x {graph // MIB} MiB, fitted on {3 if amd else 14} logs"
+    formula = f"0.25 GiB + {graphs * (1 + twice)} graphs{with_both} {fitted}{without}{outside}"
     low = int(plain * GRAPHS_RANGE[0])
     if (
         captured is not None and not captured.is_plain
     ):  # no log has such graphs, and a backend may fall back to others or to none
         formula, low = f"{formula}; --compilation-config: a wider range", 0
-        high = int(likely * GRAPHS_HIGH_EXOTIC)
+        high = int(likely * GRAPHS_HIGH_LATENTS)
     return Estimate(low, likely, high, formula, GRAPHS_SOURCE, "calibrated")
 
 
@@ -648,12 +659,15 @@ NON_TORCH_NVLINK = Range(
     GIB, GIB * 21 // 10, GIB * 5 // 2, "over 14 runs in 1 report",
     f"llm-d-planner vLLM v0.19.0 accuracy report (H100); {EVIDENCE}non-torch",
 )  # fmt: skip
-# Without NVLink, from what two logs leave for it: 0.63 GiB on four RTX PRO 6000 (Qwen3-235B, August 2026), 0.05 on two
-# (Qwen3-32B, 0.27.1). Their middle; the high end by analogy with the older releases.
+# Without NVLink, from what logs leave for it: 0.63 GiB on four RTX PRO 6000 (Qwen3-235B, August 2026), 0.05 on two
+# (Qwen3-32B, 0.27.1), 0.31 on two T4 (Qwen3-8B in three starts of 0.22). Older releases: 0.11-0.33 in six threads.
 NON_TORCH_PCIE = Range(
-    GIB // 20, GIB * 35 // 100, GIB * 18 // 10, "from 2 logs and older releases",
-    f"2 logs of RTX PRO 6000 (0.27), vllm#16378; {EVIDENCE}non-torch",
+    GIB // 20, GIB * 35 // 100, GIB, "from 5 logs and older releases",
+    f"5 logs of RTX PRO 6000 and T4, vllm#16378; {EVIDENCE}non-torch",
 )  # fmt: skip
+# GPUs that reach each other over NVLink, but through no NVSwitch, whose multicast buffers they lack: 0.07-0.09 GiB on
+# four GH200 of a node (GLM-5.2 in three starts of 0.23).
+WITHOUT_SWITCH = "gh200"
 # ROCm: 0.59 GiB (MI300X, vllm-project/vllm#20069), others 0.25-0.6 without a repository on record.
 NON_TORCH_ROCM = Range(
     GIB // 4, GIB * 4 // 10, GIB * 6 // 10, "in ROCm logs",
@@ -670,11 +684,16 @@ def non_torch_range(gpu: GpuSpec, tp: int, release: Version) -> Range:
         return NON_TORCH_NVSWITCH_V0
     if not release.has("all_reduce_buffers"):
         return NON_TORCH_MANY
+    if gpu.name.startswith(WITHOUT_SWITCH):
+        return NON_TORCH_PCIE
     return NON_TORCH_NVLINK if gpu.sm in (90, 100, 103) else NON_TORCH_PCIE
 
 
-def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec) -> Estimate:
-    """Device memory allocated during loading and profiling that torch does not track."""
+def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec, *, weights: int = 0) -> Estimate:
+    """Device memory allocated during loading and profiling that torch does not track.
+
+    weights  bytes that the rank loads, which the host reads on a GPU that shares its memory
+    """
     tp = args.tensor_parallel_size
     talks_to = tp * (args.data_parallel_size if spec.experts_per_token else 1)  # replicas exchange tokens for experts
     measured = non_torch_range(gpu, talks_to, settings.version)
@@ -685,9 +704,11 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
     formula = f"{measured.likely / GIB:.2f} GiB measured growth at {where} ({causes}), {measured.spread}"
     low, likely, high, source = measured.low, measured.likely, measured.high, measured.source
     if gpu.unified and not gpu.has_own_limit:
-        host = HOST_GROWTH
-        low, likely, high = low + host.low, likely + host.likely, high + host.high
-        formula += f"; {host.likely / GIB:.1f} GiB used by the host meanwhile, {host.spread}, not computable"
+        host, read = HOST_GROWTH, [int(weights * share) for share in HOST_GROWTH_SHARES]
+        growth = min(host.likely + read[0], HOST_GROWTH_MOST[0])
+        low, likely = low + host.low, likely + growth
+        high += min(host.high + read[1], HOST_GROWTH_MOST[1])
+        formula += f"; {growth / GIB:.1f} GiB used by the host meanwhile: 1 and a tenth of the weights, at most 6.5"
         source += f"; {host.source}"
     return Estimate(low, likely, high, formula, source, "calibrated")
 
@@ -725,9 +746,13 @@ HOST_AT_START = Range(
     f"(Qwen3.8-27B on 0.27.1); {EVIDENCE}context",
 )  # fmt: skip
 HOST_GROWTH = Range(
-    GIB * 2, GIB * 65 // 10, GIB * 15, "in posted logs",
-    f"logs of GB10: 6.5 and 7.4 GiB less KV than planned without it (Qwen3.8-27B on 0.27.1); {EVIDENCE}non-torch",
+    GIB // 2, GIB, 3 * GIB, "in 8 logs",
+    f"8 logs of GB10, 5 threads; {EVIDENCE}non-torch",
 )  # fmt: skip
+# Of the weights in addition, likely and at most, and the most of both. What is left in logs: 0.9 GiB with 0.9 GiB of
+# weights, 1.6-2.9 with 14, about 3 with 23, 2.8 and 5.5 with 48, 6.5 and 7.4 with 51, at most 3 with 96.
+HOST_GROWTH_SHARES = (0.1, 0.25)
+HOST_GROWTH_MOST = (GIB * 65 // 10, 15 * GIB)
 
 
 def in_use(gpu: GpuSpec, stated: int | None) -> Estimate:
