@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from kvplan.asked.form import Form, read_form, refuse_missing
+from kvplan.asked.form import Form, read_form, refuse_missing, with_gpu_of
 from kvplan.asked.pasted import read_command
 from kvplan.asked.question import MODEL_CURE, Inputs, requests
 from kvplan.asked.speculation import in_parts
@@ -27,8 +27,11 @@ def init(options: CheckOptions) -> int:
     """Write the policy and return 0; an existing file is kept unless --force is given."""
     refuse_given(options, JUDGING, "checks a policy, but --init writes one", "use only one")
     form = whole_form(options)
+    form = form if options.from_pid is None else form.changed(from_command=command_of(options.from_pid, form))
+    command = form.command()
+    form = with_gpu_of(command, form)
     refuse_missing(
-        ("MODEL", form.names_model or options.from_pid is not None, MODEL_CURE),
+        ("MODEL", form.names_model, MODEL_CURE),
         ("--gpu", form.names_gpu, "name the GPU that the policy is for (`kvplan gpus`)"),
     )
     target = options.output or DEFAULT_NAME
@@ -36,8 +39,6 @@ def init(options: CheckOptions) -> int:
         raise UsageError(
             f"{printable(target, 400)}", "already exists", "name another file with -o, or overwrite it with --force"
         )
-    form = form if options.from_pid is None else form.changed(from_command=command_of(options.from_pid, form))
-    command = form.command()
     refuse_files_outside(form, command, root_of(Path(target)))  # the check would refuse them as well
     with output.report_files([target], "--output", {".yaml": "yaml", ".yml": "yaml"}, force=True) as (file,):
         inputs = requests(read_form(form, command))

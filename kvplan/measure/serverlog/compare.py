@@ -110,10 +110,10 @@ def allowed_gpus(
         low = answer.available_low - (card.total_memory - card.total_memory_low)  # boards differ in what they report
         high = answer.available_high + card.total_memory_high - card.total_memory
         if low - logged.rounding <= logged.size <= high + logged.rounding:
-            allowed.append((abs(answer.available - logged.size), request))
-    nearest = sorted(allowed, key=lambda entry: entry[0])
+            allowed.append((card.total_memory_kind == "nominal", abs(answer.available - logged.size), request))
+    nearest = sorted(allowed, key=lambda entry: entry[:2])  # those with a known total first
     return tuple(
-        (request.gpu.name, _compare(log, request, context=context, gpu_known=True)[0]) for _, request in nearest
+        (request.gpu.name, _compare(log, request, context=context, gpu_known=True)[0]) for *_, request in nearest
     )
 
 
