@@ -58,6 +58,7 @@ class Logged:
             environment=environment_of(self.log, query.release) | query.environment,
             context_of=None if self.derived is None else self.context,
             drafts_later=True,
+            is_deployed=True,
         )
 
     def context(self, spec: ModelSpec) -> int:

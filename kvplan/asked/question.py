@@ -51,6 +51,7 @@ class Asked:
 
     model        as written: a catalog name, a path, or a Hub id
     is_pasted    the model is the command's
+    is_deployed  a Hub id is what is deployed: no quantized checkpoint stands for it
     gpus         each with its number, None if the ranks say it
     contexts     None: the model's own
     context_of   instead of `contexts`: one that depends on the model
@@ -67,6 +68,7 @@ class Asked:
 
     model: str | None
     is_pasted: bool = False
+    is_deployed: bool = False
     source: Source = Source()
     gpus: tuple[tuple[int | None, GpuSpec], ...]
     contexts: tuple[Context, ...] = (None,)
@@ -334,7 +336,7 @@ def model_of(query: Asked) -> Resolved:
         if not query.args.language_model_only or source.text_only:
             raise
         model = resolve(ref, replace(source, text_only=True))
-    if not query.is_pasted and quantization is not None:
+    if not query.is_pasted and quantization is not None and not (query.is_deployed and "/" in ref):
         return quantized(model, ref, quantization, source)
     return model
 

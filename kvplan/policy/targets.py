@@ -76,7 +76,7 @@ def inputs_of(
             known[whole] = query.load(context, spec)
         return known[whole]
 
-    inputs = requests(replace(query, load=load))
+    inputs = requests(replace(query, load=load, is_deployed=True))
     if served is not None:
         manifests.check_gpus(served, inputs)
         manifests.note_gpu(served, inputs, stated=stated is target)

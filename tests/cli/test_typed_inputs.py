@@ -127,11 +127,20 @@ def test_a_quantization_takes_the_catalogs_checkpoint_with_a_note(run: Run) -> N
     assert 17 * 2**30 < plain["memory"]["weights"] < 20 * 2**30
 
 
-def test_a_hub_id_is_not_replaced_but_the_checkpoint_is_named(run: Run) -> None:
-    """`vllm serve Qwen/Qwen2.5-32B --quantization awq` does not start: an answer about another model would hide it."""
+def test_a_hub_id_has_its_quantized_checkpoint_too_but_not_where_it_is_deployed(run: Run, tmp_path: Path) -> None:
+    """`vllm serve Qwen/Qwen2.5-32B --quantization awq` does not start: for what is deployed, another model hides it."""
     ran = run("estimate", "Qwen/Qwen2.5-32B", "--quantization", "awq", *PLAN)
-    assert ran.code == 2
-    assert ran.err.rstrip().endswith("name a quantized checkpoint, such as qwen2.5-32b-awq")
+    assert ran.json == run("estimate", "qwen2.5-32b-awq", "--quantization", "awq", *PLAN).json
+    assert "using qwen2.5-32b-awq" in ran.err
+    cure = "name a quantized checkpoint, such as qwen2.5-32b-awq"
+    pasted = run("estimate", "--from-command", "vllm serve Qwen/Qwen2.5-32B --quantization awq", *PLAN)
+    assert (pasted.code, pasted.err.rstrip().endswith(cure)) == (2, True)
+    policy = tmp_path / "kvplan.policy.yaml"
+    policy.write_text(
+        "version: 1\ntargets:\n- {id: a, model: Qwen/Qwen2.5-32B, gpu: h200, quantization: awq, rules: {fits: true}}\n"
+    )
+    checked = run("check", policy)
+    assert (checked.code, checked.err.rstrip().endswith(cure)) == (2, True)
 
 
 # --- Python ----------------------------------------------------------------------------------------------------------
