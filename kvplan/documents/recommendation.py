@@ -115,6 +115,14 @@ class Fit(TypedDict):
     ]
 
 
+class Pace(TypedDict):
+    """Milliseconds from one token of a user to the next while all users of a server decode, without prompts."""
+
+    low_ms: float
+    likely_ms: float
+    high_ms: float
+
+
 class RecommendationDocument(TypedDict):
     """The cheapest placements that hold so many users, those that change no precision first; or what given GPUs
     need.
@@ -127,3 +135,4 @@ class RecommendationDocument(TypedDict):
     placements: Annotated[list[Placement], "The best of each GPU and precision."]
     failures: list[RecommendationFailure]
     fit: Fit | None
+    pace: Annotated[Pace | None, "Of the first answer; null if there is none, or if its steps are not modeled."]

@@ -63,8 +63,11 @@ def document(
         else [],
         "failures": [failure_document(failure) for failure in search.failures] if search else [],
         "fit": None if fit is None else fit_document(fit, question),
+        "pace": None,
     }
     doc["holds"] = bool(search.placements) if search else fit is not None and fit.solution is not None
+    best = next(iter(search.placements), None) if search else fit.solution if fit else None
+    doc["pace"] = None if best is None else pace_document(best, question.users)
     doc["answer"] = headline(doc)
     return doc
 
@@ -100,6 +103,15 @@ def settings_of(plan: Plan) -> typed.Settings:
         "argv": words,
         "command": shlex.join(words),
     }
+
+
+def pace_document(best: Placement, users: int) -> typed.Pace | None:
+    from kvplan.simulate.coarse import pace  # only for an answer
+
+    number = pace(best.plan, -(-users // best.replicas))
+    if number is None:
+        return None
+    return {"low_ms": 1000 * number.low, "likely_ms": 1000 * number.likely, "high_ms": 1000 * number.high}
 
 
 def failure_document(failure: PlacementFailure) -> typed.RecommendationFailure:
@@ -180,13 +192,13 @@ def headline(doc: typed.RecommendationDocument) -> str:
     if not doc["placements"]:
         reasons = {failure["reason"] for failure in doc["failures"]} if all_refused(doc) else set()
         why = f": {printable(reasons.pop(), 300)}" if len(reasons) == 1 else ""
-        return f"No: none of these GPUs serves {demand(doc, of_model=True)}{why}"
+        return f"No: none of these GPUs has memory for {demand(doc, of_model=True)}{why}"
     best, *others = cheapest(doc["placements"])
-    text = f"{offer(best)} {hold(best['num_gpus'])} {demand(doc, of_model=True)}"
+    text = f"{offer(best)} {hold(best['num_gpus'])} memory for {demand(doc, of_model=True)}"
     if others:
         is_one = len(others) == 1 and others[0]["num_gpus"] == 1
         text += f"; so {'does' if is_one else 'do'} {', or '.join(map(offer, others))}"
-    return text
+    return f"{text}; {UNCHECKED}"
 
 
 def all_refused(doc: typed.RecommendationDocument) -> bool:
@@ -201,9 +213,9 @@ def fit_headline(doc: typed.RecommendationDocument, fit: typed.Fit) -> str:
         return f"No: {name} on {gpus} does not start: {printable(fit['reason'] or '', 300)}"
     if solution is None:
         num_users = f"{current['most_users']:,}" if current["most_users"] else "none"
-        return f"No: {name} on {gpus} serves {num_users} of {demand(doc)}"
+        return f"No: {name} on {gpus} has memory for {num_users} of {demand(doc)}"
     how = f" with {together(solution['needs'])}" if solution["needs"] else ""
-    return f"Yes: {name} on {gpus}{how} serves {demand(doc)}"
+    return f"Yes: {name} on {gpus}{how} has memory for {demand(doc)}; {UNCHECKED}"
 
 
 def demand(doc: typed.RecommendationDocument, *, of_model: bool = False) -> str:
@@ -232,10 +244,23 @@ def offer(placement: typed.Placement) -> str:
 
 
 def hold(count: int) -> str:
-    return "serve" if count > 1 else "serves"
+    return "have" if count > 1 else "has"
 
 
-NO_TIMES = "Latency is not considered; add --slo."
+UNCHECKED = "speed not checked"
+
+
+def pace_text(doc: typed.RecommendationDocument) -> str:
+    """What can be said of the speed without a simulation."""
+    pace = doc["pace"]
+    check = "--slo ttft.p90=2s,tpot=50ms with --prompt-tokens and --output-tokens simulates it"
+    if pace is None:
+        return f"The speed of this model is not modeled; {check}" if doc["holds"] else ""
+    most, least, likely = (1000 / pace[name] for name in ("low_ms", "high_ms", "likely_ms"))
+    return (
+        f"While all decode, a user gets about {likely:,.0f} tokens/s ({least:,.0f}-{most:,.0f}), less as prompts arrive; "
+        f"{check}."
+    )
 
 
 def ranking(doc: typed.RecommendationDocument) -> str:
@@ -243,8 +268,8 @@ def ranking(doc: typed.RecommendationDocument) -> str:
     if prices is None:
         changed = any({*placement["changes"]} - {WIDE} for placement in doc["placements"])
         first = "full precision without pipeline stages first, then fewest GPUs" if changed else "fewest GPUs first"
-        return f"Without --prices: {first}, then least memory. {NO_TIMES}"
-    return f"Prices: {printable(prices)}, in $ per GPU-hour. {NO_TIMES}"
+        return f"Without --prices: {first}, then least memory."
+    return f"Prices: {printable(prices)}, in $ per GPU-hour."
 
 
 HEADERS = ("GPU", "GPUs", "TP x PP x DP", "KV dtype", "utilization", "seqs", "users", "total GiB")
@@ -512,6 +537,7 @@ def servers_gpus(placement: typed.Placement) -> str:
 
 def table_lines(doc: typed.RecommendationDocument, limit: int) -> list[Part]:
     lines: list[Part] = [line(doc["answer"], "bold" if doc["holds"] else "bold red")]
+    lines += [line(text) for text in [pace_text(doc)] if text]
     if doc["fit"] is not None:
         lines += fit_lines(doc["fit"], holds=doc["holds"])
     elif doc["placements"]:
@@ -541,7 +567,7 @@ def fit_lines(fit: typed.Fit, *, holds: bool) -> list[Line]:
 
 
 def page(doc: typed.RecommendationDocument, limit: int) -> list[Block]:
-    parts: list[Block] = [bold(doc["answer"])]
+    parts: list[Block] = [bold(doc["answer"]), *(text for text in [pace_text(doc)] if text)]
     if doc["fit"] is not None:
         parts += fit_parts(doc["fit"], holds=doc["holds"])
     elif doc["placements"]:
@@ -558,6 +584,7 @@ def cost_bars(doc: typed.RecommendationDocument, limit: int) -> list[Figure]:
     """Cost of each placement: dollars per hour if prices are given, else the number of GPUs."""
     prices = doc["question"]["prices"] is not None
     rows = [placement for placement in doc["placements"][:limit] if not prices or placement["price_per_hour"]]
+    rows.sort(key=lambda row: (row["price_per_hour"] or 0.0, row["num_gpus"]))
     title = "Dollars per hour" if prices else "Number of GPUs"
     sizes = [(row["price_per_hour"] or 0.0) if prices else float(row["num_gpus"]) for row in rows]
     texts = [f"{size:,.2f}" if prices else f"{size:,.0f}" for size in sizes]

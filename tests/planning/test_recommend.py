@@ -350,7 +350,7 @@ def test_a_default_that_does_not_start_is_lowered(run: Run) -> None:
     answer = estimated(run, "--from-command", best["command"], "--gpu", "t4")
     assert answer["fits"]
     lines = run("recommend", "llama-3.1-8b", "--users", "300", "--ctx", "2k", "--gpu", "4xt4").out.splitlines()
-    assert lines[0].startswith("No: llama-3.1-8b on 4 x t4 serves none of 300 users")
+    assert lines[0].startswith("No: llama-3.1-8b on 4 x t4 has memory for none of 300 users")
     assert lines[1].startswith("  it needs 13.56 GiB free")
 
 
@@ -442,7 +442,7 @@ def test_models_of_latent_attention_share_experts_over_data_parallel_ranks(
 def test_ranks_of_several_gpus_are_written_as_such(run: Run) -> None:
     words = "deepseek-v3", "--users", "20", "--ctx", "32k"
     out = run("recommend", *words, "--gpus", "h100").out
-    assert out.startswith("16 x h100-80g with experts over data-parallel ranks serve 20 users")
+    assert out.startswith("16 x h100-80g with experts over data-parallel ranks have memory for 20 users")
     assert re.search(r"\nh100-80g +16 +2 x 1 x 8 \*\*\* ", out)
     output = run("recommend", *words, "--gpu", "8xh100").out
     assert re.search(r"16 x h100-80g and 8 data-parallel ranks .* 1 server of DP 8 x TP 2\n", output)
@@ -464,7 +464,7 @@ def test_ranks_that_share_experts_come_before_stages_and_before_many_more_gpus(r
     best = doc["placements"][0]
     assert best["changes"] == [SHARED_EXPERTS]
     assert best["replicas"] == best["num_gpus"]
-    assert doc["answer"].startswith(f"{best['num_gpus']} x {best['gpu']} with {SHARED_EXPERTS} serve 400 users")
+    assert doc["answer"].startswith(f"{best['num_gpus']} x {best['gpu']} with {SHARED_EXPERTS} have memory for 400 users")
     document = recommended(run, model, "--users", "400", "--ctx", "32k", "--gpu", "h200", "--num-gpus", "8")
     cures = [cure for cure in document["fit"]["cures"] if cure["max_model_len"] == 32768]
     staged = ["pipeline stages" in cure["changes"] for cure in cures]
@@ -555,7 +555,7 @@ def test_nothing_that_holds_is_an_answer(run: Run) -> None:
     words = ("recommend", "llama-3.1-70b", "--users", "10", "--ctx", "8k", "--gpus", "t4", "--tp", "1")
     ran = run(*words)
     assert ran.code == 0
-    assert ran.out.startswith("No: none of these GPUs serves 10 users of llama-3.1-70b at 8,192 tokens each (cons")
+    assert ran.out.startswith("No: none of these GPUs has memory for 10 users of llama-3.1-70b at 8,192 tokens each (cons")
     assert "t4 x8 and fewer: the weights alone" in ran.out  # eight stages
     assert run(*words, "--exit-code").code == 1
     assert run("recommend", "llama-3.1-8b", "--users", "10", "--ctx", "8k", "--exit-code").code == 0
@@ -804,33 +804,33 @@ ANSWERS = [
     # 28 users of 2 GiB in an A100's pool of 57 GiB: the README's own figures
     (
         (*LLAMA, "--users", "28", "--gpu", "a100-80g"),
-        "Yes: llama-3.1-8b on a100-80g serves 28 users at 16,384 tokens e",
+        "Yes: llama-3.1-8b on a100-80g has memory for 28 users at 16,384 tokens e",
     ),
     ((*LLAMA, "--users", "29", "--gpu", "a100-80g"), "Yes: llama-3.1-8b on a100-80g with utilization 0.9"),
-    ((*LLAMA, "--users", "40", "--gpu", "a100-80g"), "No: llama-3.1-8b on a100-80g serves 28 of 40 users at 16,384 t"),
+    ((*LLAMA, "--users", "40", "--gpu", "a100-80g"), "No: llama-3.1-8b on a100-80g has memory for 28 of 40 users at 16,384 t"),
     (
         (*LLAMA, "--users", "1", "--gpu", "h200"),
-        "Yes: llama-3.1-8b on h200 serves 1 user at 16,384 tokens (conservativ",
+        "Yes: llama-3.1-8b on h200 has memory for 1 user at 16,384 tokens (conservativ",
     ),
-    ((*LLAMA, "--users", "40", "--gpu", "a100-80g", "--optimistic"), "No: llama-3.1-8b on a100-80g serves 28 of 40"),
+    ((*LLAMA, "--users", "40", "--gpu", "a100-80g", "--optimistic"), "No: llama-3.1-8b on a100-80g has memory for 28 of 40"),
     (
         ("llama-3.1-8b-awq", "--users", "200", "--ctx", "8k", "--gpu", "l40s", "--num-gpus", "2"),
-        "No: llama-3.1-8b-awq on 2 x l40s serves 69 of 200 users at 8,192 tokens each (conservative estimate)\n",
+        "No: llama-3.1-8b-awq on 2 x l40s has memory for 69 of 200 users at 8,192 tokens each (conservative estimate)\n",
     ),
     (
         ("llama-3.1-405b", "--users", "2", "--ctx", "16k", "--gpu", "l40s"),
-        "No: llama-3.1-405b on l40s serves none of 2",
+        "No: llama-3.1-405b on l40s has memory for none of 2",
     ),
     (
         (*LLAMA, "--users", "200"),
-        "3 x b200 serve 200 users of llama-3.1-8b at 16,384 tokens each (conservative estimate); so",
+        "3 x b200 have memory for 200 users of llama-3.1-8b at 16,384 tokens each (conservative estimate); so",
     ),
-    ((*LLAMA, "--users", "20", "--gpus", "h200"), "1 x h200 serves 20 users of llama-3.1-8b at 16,384 tokens each ("),
+    ((*LLAMA, "--users", "20", "--gpus", "h200"), "1 x h200 has memory for 20 users of llama-3.1-8b at 16,384 tokens each ("),
     (
         (*LLAMA, "--users", "20", "--gpus", "h200", "--mean-tokens", "4k"),
-        "1 x h200 serves 20 users of llama-3.1-8b, averaging 4,096 of 16,384 tokens",
+        "1 x h200 has memory for 20 users of llama-3.1-8b, averaging 4,096 of 16,384 tokens",
     ),
-    (("llama-3.1-70b", "--users", "9", "--ctx", "8k", "--gpus", "t4", "--tp", "1"), "No: none of these GPUs serves 9 "),
+    (("llama-3.1-70b", "--users", "9", "--ctx", "8k", "--gpus", "t4", "--tp", "1"), "No: none of these GPUs has memory for 9 "),
 ]
 
 
@@ -849,7 +849,7 @@ def test_the_first_word_is_the_answer(run: Run, words: tuple[str, ...], answer: 
 def test_prices_stand_in_the_answer(run: Run, tmp_path: Path) -> None:
     out = run("recommend", *LLAMA, "--users", "20", "--prices", price_file(tmp_path, {"h200": 3.8})).out
     assert out.startswith(
-        "1 x h200 ($3.80 per hour) serves 20 users of llama-3.1-8b at 16,384 tokens each (conservative"
+        "1 x h200 ($3.80 per hour) has memory for 20 users of llama-3.1-8b at 16,384 tokens each (conservative"
     )
 
 
@@ -858,7 +858,7 @@ def test_gpus_that_hold_them_in_another_split_are_a_yes(run: Run) -> None:
     words = ("deepseek-v2-lite", "--ctx", "16k", "--users", "150", "--gpu", "a100-80g", "--num-gpus", "2")
     doc = recommended(run, *words)
     assert not doc["fit"]["as_asked"]["holds"]
-    assert doc["answer"].startswith("Yes: deepseek-v2-lite on 2 x a100-80g with 2 servers of TP 1 serves 150 users at")
+    assert doc["answer"].startswith("Yes: deepseek-v2-lite on 2 x a100-80g with 2 servers of TP 1 has memory for 150 users at")
     assert (doc["fit"]["solution"]["num_gpus"], doc["fit"]["solution"]["replicas"]) == (2, 2)
     assert "\nServe (each of 2 on a100-80g)\n" in run("recommend", *words).out
     assert recommended(run, *words, "--tp", "2")["answer"].startswith("No: ")
@@ -1053,7 +1053,7 @@ def test_smaller_steps_save_a_gpu_where_memory_is_short(run: Run) -> None:
     assert "--max-num-batched-tokens 4096" in best["command"]
     assert min(placement["num_gpus"] for placement in others if not placement["changes"]) == 2
     out = run("recommend", *GPT_OSS, "--gpus", "h100-80g").out
-    assert out.startswith("1 x h100-80g with smaller steps serves 1 user")
+    assert out.startswith("1 x h100-80g with smaller steps has memory for 1 user")
     assert "batched tokens below vLLM's default" in out
     assert "h100-80g x1:" not in out
     assert "l40s x2 and fewer:" in run("recommend", *GPT_OSS).out
@@ -1064,7 +1064,7 @@ def test_smaller_steps_save_a_gpu_where_memory_is_short(run: Run) -> None:
 def test_given_gpus_are_answered_with_smaller_steps_before_others(run: Run) -> None:
     words = (*GPT_OSS, "--gpu", "h100-80g", "--gpu-memory-utilization", "0.95")
     answer = recommended(run, *words)
-    assert answer["answer"].startswith("Yes: gpt-oss-120b on h100-80g with steps of 4,096 tokens serves 1 user")
+    assert answer["answer"].startswith("Yes: gpt-oss-120b on h100-80g with steps of 4,096 tokens has memory for 1 user")
     assert "--max-num-batched-tokens 4096" in answer["fit"]["solution"]["command"]
 
 

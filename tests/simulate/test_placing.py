@@ -131,9 +131,13 @@ def test_pcie_is_said(run: Run) -> None:
     assert document["placements"][0]["warnings"] == ["its GPUs communicate over PCIe at every layer"]
 
 
-def test_without_targets_it_says_that_times_are_not_considered(run: Run) -> None:
+def test_without_targets_it_says_that_the_speed_was_not_checked(run: Run) -> None:
+    """The pace beside it is that of `simulate` while the same users decode."""
     ran = run("recommend", *MODEL, "--users", "20", "--gpus", "l40s")
-    assert "Latency is not considered; add --slo." in ran.out
+    lines = ran.out.splitlines()
+    assert lines[0].endswith("; speed not checked")
+    assert lines[1].startswith("While all decode, a user gets about ")
+    assert "--slo ttft.p90=2s,tpot=50ms" in lines[1]
 
 
 @pytest.mark.parametrize(
