@@ -209,7 +209,10 @@ def gpus(options: GpusOptions) -> int:
         return size_bars("Memory", ((row["name"], row["total_memory"]) for row in rows))
 
     if named is None:
-        screen = lambda: [tables.gpu_list(rows), line(), *map(line, OTHER_NAMES)]  # noqa: E731
+
+        def screen() -> list[Part]:
+            return [tables.gpu_list(rows), line(), *map(line, OTHER_NAMES)]
+
         response = listed(rows, "gpus", screen, lambda: [tables.gpu_list(rows)], sizes)
     else:
         document: GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}

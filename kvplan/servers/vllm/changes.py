@@ -242,7 +242,8 @@ CHANGES: Final = {
     ),
     "tokens_by_concurrency": ReleaseChange(
         (0, 20, 1), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks',
-        "vllm-project/vllm#40691; vLLM v1/core/kv_cache_utils.py; two logs of 0.20.1", "0.18 to 0.29, 0.20.0 and 0.20.1",
+        "vllm-project/vllm#40691; vLLM v1/core/kv_cache_utils.py; two logs of 0.20.1",
+        "0.18 to 0.29, 0.20.0 and 0.20.1",
     ),
     "chosen_items": ReleaseChange(
         (0, 21), "--mm-processor-kwargs and --limit-mm-per-prompt bound the largest image and video of Gemma 4",
