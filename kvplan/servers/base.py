@@ -289,7 +289,10 @@ def _listed(folder: str) -> Callable[[], Server]:
 SERVERS: dict[str, Callable[[], Server]] = {
     "vllm": _listed("vllm"),
     "sglang": _listed("sglang"),
+    "llamacpp": _listed("llamacpp"),
 }
+# Other names of a server in --engine.
+ALIASES: Final = {"llama.cpp": "llamacpp", "llama-server": "llamacpp"}
 
 
 # Planned by rules of its own; --engine does not name it.
@@ -310,6 +313,7 @@ def parse_engine(text: str) -> "Version":
     """Parse `vllm`, `vllm@0.33`, `vllm@0.11.0`, `vllm@0.9+flashinfer`, `sglang` or `sglang@0.4.3`."""
     engine, *words = text.split("+")
     name, _, number = engine.partition("@")
+    name = ALIASES.get(name, name)
     if name not in SERVERS:
         *forms, last = [form for known in SERVERS for form in server_of(known).terms.engines]
         raise UsageError(f"--engine {text!r}", "is not a supported server", f"use {', '.join(forms)} or {last}")
