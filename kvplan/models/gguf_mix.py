@@ -24,9 +24,8 @@ BASE: Final = {
     "IQ3_XXS": "IQ3_XXS", "IQ3_XS": "IQ3_S", "IQ3_S": "IQ3_S", "IQ3_M": "IQ3_S", "IQ4_NL": "IQ4_NL",
     "IQ4_XS": "IQ4_XS", "TQ1_0": "TQ1_0", "TQ2_0": "TQ2_0", "MXFP4_MOE": "MXFP4",
 }  # fmt: skip
-# llama-quantize refuses these without an importance matrix.
+# File types of about two bits: llama-quantize asks for an importance matrix, and has rules of their own for them.
 IMATRIX_ONLY: Final = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
-SMALLEST: Final = (*IMATRIX_ONLY,)  # file types of about two bits, with rules of their own
 # Type of 256-element blocks -> that of 32 for rows that are not whole blocks.
 FALLBACK: Final = {
     "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
@@ -43,6 +42,10 @@ IN_FLOAT32: Final = (
 CATEGORIES: Final = (
     "attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight", "attn_k.weight", "attn_q.weight", "attn_output.weight",
     "ffn_up", "ffn_gate", "ffn_down",
+)  # fmt: skip
+# File types whose attn_output has more bits in a model of eight experts.
+OF_EIGHT: Final = (
+    "Q2_K", "IQ3_XS", "IQ3_XXS", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ3_S", "IQ3_M", "IQ4_XS",
 )  # fmt: skip
 _VALUES: Final = ("attn_qkv", "attn_kv_b", "attn_v")
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
@@ -150,7 +153,7 @@ def _chosen(mixture: Mixture, name: str, shape: Shape) -> str:
     counter = "values" if category in _VALUES else category
     running = mixture.counts[counter]
     mixture.counts[counter] += 1
-    if mixture.kind in SMALLEST:
+    if mixture.kind in IMATRIX_ONLY:
         return _of_two_bits(mixture, base, category, running)
     if category in _VALUES:
         return _values(mixture, base, category, running)
@@ -163,7 +166,7 @@ def _chosen(mixture: Mixture, name: str, shape: Shape) -> str:
 def _output(kind: str, base: str, columns: int) -> str:
     if kind == "MXFP4_MOE" or base == "Q8_0" or columns % BLOCKS[base][0]:
         return "Q8_0"
-    return "Q5_K" if kind in (*SMALLEST, "IQ3_XXS") else "Q6_K"
+    return "Q5_K" if kind in (*IMATRIX_ONLY, "IQ3_XXS") else "Q6_K"
 
 
 def _embedding(kind: str, base: str) -> str:
@@ -256,6 +259,5 @@ def _attention(mixture: Mixture, base: str, category: str) -> str:
     if category != "attn_output":
         return base
     if mixture.experts == 8:
-        few = ("Q2_K", "IQ3_XS", "IQ3_XXS", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ3_S", "IQ3_M", "IQ4_XS")
-        return "Q5_K" if kind in few else base
+        return "Q5_K" if kind in OF_EIGHT else base
     return {"Q2_K": "Q3_K", "IQ3_XXS": "IQ3_S", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K", "IQ3_M": "Q4_K"}.get(kind, base)

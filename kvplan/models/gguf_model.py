@@ -5,14 +5,20 @@ llama-quantize would (`gguf_of`).
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
 
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import path_text, printable
 from kvplan.models import gguf_mix
 from kvplan.models.ggml_types import tensor_bytes
+from kvplan.models.gguf_keys import config_of, metadata_of
 from kvplan.models.gguf_names import architecture_of, num_nextn, tensors_of
+from kvplan.models.hf_config import read_config
 from kvplan.models.spec import FullAttention, LatentAttention, ModelSpec, SlidingWindow
+from kvplan.models.tensors import Checkpoint, TensorInfo
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
@@ -93,13 +99,9 @@ def gguf_of(spec: ModelSpec, quantization: str = "Q4_K_M", *, imatrix: bool = Fa
         is_70b=_is_70b(spec, architecture),
         imatrix=imatrix or kind in gguf_mix.IMATRIX_ONLY,
     )
+    number = next(number for number, name in FILE_TYPES.items() if name == kind)
+    metadata = metadata_of(spec) | {"general.file_type": number}
     tensors = tuple(GGUFTensor(name, shape, types[name], tensor_bytes(types[name], shape)) for name, shape in named)
-    metadata: dict[str, object] = {
-        "general.architecture": architecture,
-        f"{architecture}.block_count": layers,
-        f"{architecture}.nextn_predict_layers": num_nextn(spec),
-        f"{architecture}.context_length": spec.context_limit,
-    }
     return GGUFModel(architecture, metadata, tensors, spec, "llama-quantize", kind)
 
 
@@ -122,3 +124,84 @@ def _is_70b(spec: ModelSpec, architecture: str) -> bool:
     if spec.num_layers != 80:
         return False
     return architecture in ("qwen2", "deci") or (architecture == "llama" and _ratio(spec) > 1)
+
+
+# --- from a file ----------------------------------------------------------------------------------------------------
+
+# Number of a file's own type -> its name (llama.cpp, include/llama.h, llama_ftype).
+FILE_TYPES: Final = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE",
+}  # fmt: skip
+PROJECTOR: Final = "clip"  # architecture of a file that holds a model's tower (mmproj)
+
+
+def read_gguf(path: Path, name: str | None = None) -> GGUFModel:
+    """Read the header of a GGUF file, or of every part of a split one, whichever part is named.
+
+    Raise InvalidInputError for a damaged file and for one that is not a language model's, UnsupportedModelError for an
+    architecture that kvplan does not read.
+    """
+    return gguf_stored(stored_in(path), path_text(path), name or printable(str(path), 1000))
+
+
+def stored_in(path: Path) -> Checkpoint:
+    """The headers of a GGUF file's parts."""
+    from kvplan.models.checkpoint import read_checkpoint
+
+    stored = read_checkpoint(path)
+    if stored is None or stored.format != "gguf":
+        raise InvalidInputError(path_text(path), "not a GGUF file", "name a file that ends in .gguf")
+    return stored
+
+
+def gguf_stored(stored: Checkpoint, where: str, name: str) -> GGUFModel:
+    """The model of a file whose headers were read."""
+    metadata = stored.metadata
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise InvalidInputError(where, "its metadata has no general.architecture", "fetch the file again")
+    _check_kind(where, architecture, metadata, stored.tensors)
+    tensors = ggml_tensors(stored)
+    config = config_of(architecture, metadata, {tensor.name: tensor.shape for tensor in tensors}, where)
+    spec = replace(read_config(config, where, name), notes=())
+    return GGUFModel(architecture, metadata, tensors, spec, "file", _label(metadata, tensors))
+
+
+def gguf_beside(stored: Checkpoint, spec: ModelSpec) -> GGUFModel:
+    """The model of a file whose facts are known from elsewhere: its config.json, or the file itself."""
+    tensors = ggml_tensors(stored)
+    architecture = str(stored.metadata.get("general.architecture", ""))
+    return GGUFModel(architecture, stored.metadata, tensors, spec, "file", _label(stored.metadata, tensors))
+
+
+def ggml_tensors(stored: Checkpoint) -> tuple[GGUFTensor, ...]:
+    return tuple(GGUFTensor(info.name, info.shape[::-1], info.dtype, info.num_bytes) for info in stored.tensors)
+
+
+def _label(metadata: Mapping[str, object], tensors: tuple[GGUFTensor, ...]) -> str:
+    """The file's own type; of a file without one, the type that most of its bytes have."""
+    file_type = metadata.get("general.file_type")
+    label = FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else ""
+    return label or _commonest(tensors)
+
+
+def _check_kind(where: str, architecture: str, metadata: Mapping[str, object], infos: Sequence[TensorInfo]) -> None:
+    """Refuse files of llama.cpp that are not a language model, by what they are."""
+    kind = metadata.get("general.type")
+    if architecture == PROJECTOR or kind == "mmproj":
+        raise InvalidInputError(where, "the tower of a model (mmproj), not a language model", "name the model's file")
+    if kind == "adapter":
+        raise InvalidInputError(where, "a LoRA adapter, not a model", "name the model's file")
+    if not any(info.name == "token_embd.weight" for info in infos):
+        raise InvalidInputError(where, "has no token_embd.weight: not a language model", "name the model's file")
+
+
+def _commonest(tensors: tuple[GGUFTensor, ...]) -> str:
+    """The type that most of the bytes have, for a file without a type of its own."""
+    totals: dict[str, int] = {}
+    for tensor in tensors:
+        totals[tensor.kind] = totals.get(tensor.kind, 0) + tensor.nbytes
+    return max(totals, key=lambda kind: totals[kind])

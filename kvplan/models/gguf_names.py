@@ -100,7 +100,7 @@ def architecture_of(spec: ModelSpec) -> str:
     name = ARCHITECTURES.get(spec.model_type)
     if name is None or (name == "gemma4" and text_of(spec.config).get("hidden_size_per_layer_input")):
         raise UnsupportedModelError(
-            spec.name, f"its tensors in a GGUF file are not known (model_type '{spec.model_type}')", "name the GGUF file"
+            spec.name, f"how model_type '{spec.model_type}' is laid out in a GGUF file is not known", "name the file"
         )
     if name == "nemotron_h" and any(weight.experts for layer in spec.layer_weights for weight in layer):
         return "nemotron_h_moe"
