@@ -58,7 +58,7 @@ class Tensor:
     @property
     def contiguous(self) -> bool:
         expected = strides(self.kind, self.ne)
-        return all(size == 1 or self.nb[i] == expected[i] for i, size in enumerate(self.ne) if i or size > 1)
+        return all(size == 1 or self.nb[i] == expected[i] for i, size in enumerate(self.ne))
 
     @property
     def contiguous_rows(self) -> bool:
@@ -105,7 +105,7 @@ class Graph:
 
     def view(self, a: Tensor, ne: Dims, nb: Sequence[int]) -> Tensor:
         """A window into a tensor; `nb` has the strides after the first, those that are missing are without gaps."""
-        steps = [a.nb[0] if a.kind == "F32" else BLOCKS[a.kind][1], *nb]
+        steps = [BLOCKS[a.kind][1], *nb]
         while len(steps) < 4:
             steps.append(steps[-1] * ne[len(steps) - 1] if len(steps) > 1 else row_bytes(a.kind, ne[0]))
         return Tensor("VIEW", a.kind, ne, [a], nb=(steps[0], steps[1], steps[2], steps[3]), view=a)

@@ -68,8 +68,8 @@ def attention_bytes(device: Device, op: Tensor) -> int:
         kinds = {"F16" if kind == "F32" else kind for kind in (k.kind, v.kind)}
         built = op.src[0].ne[0] in VECTOR_HEADS and kinds in ({"F16"}, {"BF16"}, {"Q8_0"}, {"Q4_0"})
         copy_k, copy_v = k.kind == "F32" or not built, v.kind == "F32" or not built
-    # V that is a part of K (MLA) is not copied again; ggml compares offsets, which are alike there.
-    same = v.view is not None and v.view is k.view and v.src[:1] == [k]
+    # V that is the first part of K (MLA) is not copied again.
+    same = v.view is not None and v.view is k.view
     if copy_k and k.kind != "F16":
         end = padded(end, DEVICE_ALIGNMENT) + k.elements * 2
     if copy_v and v.kind != "F16" and not same:

@@ -4,7 +4,7 @@ Source: ggml 0.25.3 (llama.cpp at commit 0c1e57098), ggml-backend.cpp, `ggml_bac
 devices in the server's order, then the host.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -213,18 +213,12 @@ class Schedule:
                 where = self.place[id(leaf)]
                 for copy in (leaf, *(duplicate(leaf) for _ in range(self.copies - 1))):
                     kept.add(id(copy))
-                    self._extra.append(copy)
                     yield copy, where
         for split in splits:
             for source in split.inputs:
                 for copy in self.duplicates[id(source), split.place]:
                     kept.add(id(copy))
                     yield copy, split.place
-
-    @property
-    def _extra(self) -> list[Tensor]:
-        """Copies that nothing else refers to: their addresses in memory must stay theirs."""
-        return self.__dict__.setdefault("_copies", [])
 
 
 def duplicate(source: Tensor) -> Tensor:
@@ -237,5 +231,3 @@ def dependencies(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         group = tensors[i : i + KEPT_SOURCES]
         yield Tensor("NONE", group[0].kind, group[0].ne, group, nb=group[0].nb, view=group[0])
 
-
-Size = Callable[[int, Tensor], int]
