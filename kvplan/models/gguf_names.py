@@ -91,7 +91,7 @@ for _stem in ("mlp.shared_expert", "mlp.shared_experts"):
     ROLES[f"{_stem}.down_proj"] = ("ffn_down_shexp",)
 # Names of a layer's parts that stand for others: (start, its usual form).
 STEMS: Final = (("feed_forward.", "mlp."), ("mixer.shared_experts", "mlp.shared_experts"))
-SANDWICHED: Final = ("gemma2", "gemma3", "gemma4", "olmo2", "qwen3next", "qwen35", "qwen35moe", "glm4moe")
+SANDWICHED: Final = ("gemma2", "gemma3", "gemma4", "olmo2", "qwen3next", "qwen35", "qwen35moe", "glm4moe", "gpt-oss")
 OUTSIDE: Final = {"model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
 
 
