@@ -101,6 +101,7 @@ class Abilities:
     own_kv_dtypes     it has KV cache dtypes that no other server has
     adapter_slots     slots for LoRA adapters if their number is not given
     lean_kernels      kernels of experts that keep workspaces of their own -> kernels that keep none
+    fits_context      without a context it chooses one that fits
     """
 
     label_words: bool = False
@@ -114,6 +115,7 @@ class Abilities:
     own_kv_dtypes: bool = False
     adapter_slots: int = 1
     lean_kernels: Mapping[str, str] = field(default_factory=dict)
+    fits_context: bool = False
 
 
 @dataclass(frozen=True, slots=True)
