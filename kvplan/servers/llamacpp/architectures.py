@@ -88,7 +88,7 @@ def mixture(g: RecurrentBlocks, layer: int, x: Tensor, default: int, normalize: 
     return g.add(out, shared)
 
 
-# --- dense models and their mixtures of experts ---------------------------------------------------------------------------
+# --- dense models and their mixtures of experts ---------------------------------------------------------------------
 
 
 def standard(g: RecurrentBlocks, *, rope: bool = True, rope_period: int = 0, factors: bool = False,
@@ -190,7 +190,7 @@ def parallel(g: RecurrentBlocks) -> Tensor:
     return g.scale(x) if shape.logit_scale else x
 
 
-# --- windows ----------------------------------------------------------------------------------------------------------------
+# --- windows --------------------------------------------------------------------------------------------------------
 
 
 def windowed_inputs(g: RecurrentBlocks) -> dict[bool, Inputs]:
@@ -299,7 +299,7 @@ def gpt_oss(g: RecurrentBlocks) -> Tensor:
     return finish(g, x, rows=rows)
 
 
-# --- latent attention ---------------------------------------------------------------------------------------------------------
+# --- latent attention -----------------------------------------------------------------------------------------------
 
 
 def deepseek2(g: RecurrentBlocks) -> Tensor:
@@ -347,7 +347,7 @@ def latent_qkv(g: RecurrentBlocks, i: int, x: Tensor, positions: Tensor) -> tupl
     return queries, g.concat(compressed, k_rope), compressed
 
 
-# --- recurrent and hybrid models --------------------------------------------------------------------------------------------------
+# --- recurrent and hybrid models ------------------------------------------------------------------------------------
 
 
 def mamba(g: RecurrentBlocks) -> Tensor:

@@ -57,7 +57,7 @@ class Blocks(Graph):
         self._weights: dict[str, Tensor] = {}
         self._caches: dict[tuple[str, int], Tensor] = {}
 
-    # --- what already lies somewhere ---------------------------------------------------------------------------------
+    # --- what already lies somewhere --------------------------------------------------------------------------------
 
     def stored(self, tensor: TensorLike, where: int | None) -> Tensor:
         buffer = self.host if where is None else where
@@ -125,7 +125,7 @@ class Blocks(Graph):
             self._caches[key] = Tensor("NONE", kind, ne, buffer=self.cache_buffer(layer), name=f"{what}{layer}")
         return self._caches[key]
 
-    # --- input and norms ----------------------------------------------------------------------------------------------
+    # --- input and norms --------------------------------------------------------------------------------------------
 
     def embedded(self) -> Tensor:
         """The tokens' embeddings, and the input of embeddings that a batch of tokens leaves unused."""
@@ -167,7 +167,7 @@ class Blocks(Graph):
         x = self.mul_mat(weight, x)
         return x if bias is None else self.add(x, bias)
 
-    # --- attention ----------------------------------------------------------------------------------------------------
+    # --- attention --------------------------------------------------------------------------------------------------
 
     def attention_inputs(self, *, windowed: bool = False, only_k: bool = False) -> Inputs:
         """Mask and cache rows of the layers with a window, or of those without."""
@@ -321,7 +321,7 @@ class Blocks(Graph):
             self.assigned[id(x)] = len(self.placement.devices)
         return self.expand(x)
 
-    # --- feed-forward and experts ----------------------------------------------------------------------------------------
+    # --- feed-forward and experts -----------------------------------------------------------------------------------
 
     def feed_forward(self, layer: int, x: Tensor, *, gated: bool = True, halves: bool = False, squared: bool = False,
                      suffix: str = "") -> Tensor:  # fmt: skip

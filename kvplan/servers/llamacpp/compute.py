@@ -1,7 +1,7 @@
 """The compute buffers: what the graph of a full micro-batch takes on each device and on the host.
 
-Source: llama.cpp at commit 0c1e57098, `llama_context::sched_reserve` and `graph_reserve`. The graph is built and laid out
-as the server does before it serves, with nothing in the tensors; the result is exact for the architectures of
+Source: llama.cpp at commit 0c1e57098, `llama_context::sched_reserve` and `graph_reserve`. The graph is built and
+laid out as the server does before it serves, with nothing in the tensors; the result is exact for the architectures of
 architectures.py on CUDA devices (this version, compared with llama.cpp's own answers), not compared elsewhere.
 """
 
@@ -65,6 +65,7 @@ def compute(shape: Shape, placement: Placement, context: Context, settings: Sett
     graph = RecurrentBlocks(shape, placement, context, settings, batch, flash)
     build(graph)
     copies = PIPELINE_COPIES if pipelined(shape, placement, settings) else 1
+    # The server forgets which place it pinned its norms to before it measures this graph.
     schedule = Schedule(graph, devices, {}, offload=settings.offload_ops, copies=copies)
     arenas = [Arena(DEVICE_ALIGNMENT) for _ in devices] + [Arena(HOST_ALIGNMENT)]
     known: dict[int, int] = {}

@@ -1,7 +1,7 @@
 """What CUDA's pass over a split keeps in memory for longer, so that it can run several operations as one.
 
-Source: ggml 0.25.3 (llama.cpp at commit 0c1e57098), `ggml_backend_cuda_graph_optimize`: the weighted sum over experts and
-the router's steps.
+Source: ggml 0.25.3 (llama.cpp at commit 0c1e57098), `ggml_backend_cuda_graph_optimize`: the weighted sum over experts
+and the router's steps.
 """
 
 from collections.abc import Sequence

@@ -12,7 +12,8 @@ from kvplan.servers.llamacpp.placement import DEVICE_ALIGNMENT, ROW_ELEMENTS, qu
 from kvplan.servers.llamacpp.settings import Device, padded
 
 FLOATS: Final = frozenset({"F32", "F16", "BF16"})
-GROUPED_ONLY: Final = {192: (128, 8), 320: (256, 32), 512: (512, 1), 576: (512, 1)}  # K head: (V head, divisor of groups)
+# Head of K -> (head of V, divisor of the queries per KV head).
+GROUPED_ONLY: Final = {192: (128, 8), 320: (256, 32), 512: (512, 1), 576: (512, 1)}
 PLAIN_HEADS: Final = frozenset({40, 64, 72, 80, 96, 112, 128, 256})
 CACHED: Final = FLOATS | {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
 MATRICES: Final = FLOATS | {

@@ -1,7 +1,7 @@
 """Layers that keep a state per sequence: Mamba, Mamba 2, gated delta nets and short convolutions.
 
-Source: llama.cpp at commit 0c1e57098, src/models/mamba-base.cpp, delta-net-base.cpp, qwen35.cpp, qwen3next.cpp, lfm2.cpp
-and `llm_graph_context::build_rs`.
+Source: llama.cpp at commit 0c1e57098, src/models/mamba-base.cpp, delta-net-base.cpp, qwen35.cpp, qwen3next.cpp,
+lfm2.cpp and `llm_graph_context::build_rs`.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class RecurrentBlocks(Blocks):
         self.expand(self.copy(last, self.view(cache, dims(taps * channels, seqs), (cache.nb[1],))))
         return joined
 
-    # --- Mamba ------------------------------------------------------------------------------------------------------------
+    # --- Mamba ------------------------------------------------------------------------------------------------------
 
     def mamba(self, layer: int, x: Tensor, states: States) -> Tensor:
         shape, (per_seq, seqs) = self.shape, (self.batch.per_seq, self.batch.seqs)
@@ -123,7 +123,7 @@ class RecurrentBlocks(Blocks):
         y = self.reshape(y, inner, per_seq * seqs)
         return self.mul_mat(self.of(layer, "ssm_out.weight"), y)
 
-    # --- gated delta nets --------------------------------------------------------------------------------------------------
+    # --- gated delta nets -------------------------------------------------------------------------------------------
 
     def delta_layer(self, layer: int, x: Tensor, states: States) -> Tensor:
         """A gated delta net (Qwen3-Next, Qwen3.5)."""
@@ -212,7 +212,7 @@ class RecurrentBlocks(Blocks):
         x = self.repeat(x, head, times, heads, per_seq * seqs)
         return self.reshape(x, head, heads * times, per_seq, seqs)
 
-    # --- short convolutions -------------------------------------------------------------------------------------------------
+    # --- short convolutions -----------------------------------------------------------------------------------------
 
     def short_conv(self, layer: int, x: Tensor, states: States) -> Tensor:
         """A gated convolution over a few tokens (LFM2)."""

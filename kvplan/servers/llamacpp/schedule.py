@@ -40,7 +40,7 @@ class Schedule:
         self.duplicates: dict[tuple[int, int], list[Tensor]] = {}
         self._assign()
 
-    # --- what a place takes ------------------------------------------------------------------------------------------
+    # --- what a place takes -----------------------------------------------------------------------------------------
 
     def takes(self, place: int, op: Tensor) -> bool:
         """True if a place computes an operation whose sources lie on no other device."""
@@ -154,7 +154,7 @@ class Schedule:
             if id(node) not in place:
                 place[id(node)] = next(p for p in range(self.host + 1) if self.takes(p, node))
 
-    # --- splits and copies ---------------------------------------------------------------------------------------------
+    # --- splits and copies ------------------------------------------------------------------------------------------
 
     def splits(self) -> list[Split]:
         """Split the graph where the place changes, and redirect sources to their copies."""

@@ -1,0 +1,65 @@
+"""What a server allocates with given settings: weights, context and compute buffers on each place."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from kvplan.servers.llamacpp.cache import check_kinds, context_bytes
+from kvplan.servers.llamacpp.compute import compute, flash_attention
+from kvplan.servers.llamacpp.placement import Placement, place
+from kvplan.servers.llamacpp.settings import Context, Device, Settings, context_of
+from kvplan.servers.llamacpp.shape import FileLike, Shape, shape_of
+
+
+class Memory(NamedTuple):
+    """Bytes of one place that are in llama.cpp's books."""
+
+    weights: int
+    context: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.context + self.compute
+
+
+class Measured(NamedTuple):
+    """What a server allocates: memory of each device in use, by its number, and of the host (None)."""
+
+    places: dict[int | None, Memory]
+    placement: Placement
+    context: Context
+    flash: bool
+    copies: int
+
+
+class Server:
+    """A model on a machine, measured under one settings after another."""
+
+    def __init__(self, model: FileLike, devices: Sequence[Device]) -> None:
+        self.model, self.devices = model, tuple(devices)
+        self._known: dict[Settings, Measured] = {}
+
+    @cached_property
+    def shape(self) -> Shape:
+        return shape_of(self.model)
+
+    def measure(self, settings: Settings) -> Measured:
+        """What the server allocates; raise UsageError for what it refuses."""
+        if settings not in self._known:
+            self._known[settings] = self._measure(settings)
+        return self._known[settings]
+
+    def _measure(self, settings: Settings) -> Measured:
+        shape, context = self.shape, context_of(self.shape, settings)
+        where = place(self.model, shape, settings, self.devices)
+        used = [self.devices[i] for i in where.devices]
+        flash = flash_attention(shape, where, context, settings, used)
+        check_kinds(shape, settings, flash)
+        caches = context_bytes(shape, where, context, settings, flash)
+        buffers = compute(shape, where, context, settings, used, flash)
+        places: dict[int | None, Memory] = {}
+        for position in (*range(len(used)), None):
+            number = None if position is None else where.devices[position]
+            places[number] = Memory(where.weights(position), caches.get(position, 0), buffers.sizes[position])
+        return Measured(places, where, context, flash, buffers.copies)
