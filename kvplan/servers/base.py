@@ -102,6 +102,7 @@ class Abilities:
     adapter_slots     slots for LoRA adapters if their number is not given
     lean_kernels      kernels of experts that keep workspaces of their own -> kernels that keep none
     fits_context      without a context it chooses one that fits
+    file_types        --quantization is the type of the file that it loads, and changes nothing while loading
     """
 
     label_words: bool = False
@@ -116,6 +117,7 @@ class Abilities:
     adapter_slots: int = 1
     lean_kernels: Mapping[str, str] = field(default_factory=dict)
     fits_context: bool = False
+    file_types: bool = False
 
 
 @dataclass(frozen=True, slots=True)

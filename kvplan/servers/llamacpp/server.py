@@ -51,7 +51,7 @@ terms = Terms(
         described=None,
     ),
 )
-abilities = Abilities(keeps_share=True, fits_context=True)
+abilities = Abilities(keeps_share=True, fits_context=True, file_types=True)
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
