@@ -352,6 +352,11 @@ def titles(has: Callable[[Abilities], bool]) -> tuple[str, str]:
     return " and ".join(able.values()), " or ".join(able)
 
 
+def is_named(text: str) -> bool:
+    """True if a word or an image's name has the name of a supported server."""
+    return any(name in text or any(other in text for other in server_of(name).pasted().starts.images) for name in SERVERS)
+
+
 def programs() -> str:
     """The commands that start a supported server, for a remedy."""
     *others, last = [f"`{' '.join(server().launch().program)} ...`" for server in SERVERS.values()]

@@ -58,9 +58,11 @@ NO_EFFECT: Final = {
         verbose_prompt! color no_mmproj! no_mmproj_auto! mmproj_auto! mmproj_offload! no_mmproj_offload!
         image_min_tokens image_max_tokens parallel_tool_calls!
     """,
-    "how drafts without a model are found": """
+    "how drafts are found; those of a model are refused with it": """
         spec_ngram_mod_n_min spec_ngram_mod_n_max spec_ngram_mod_n_match spec_ngram_simple_size_n
         spec_ngram_simple_size_m spec_ngram_simple_min_hits draft draft_n draft_max draft_min draft_n_min
+        spec_draft_ngl gpu_layers_draft n_gpu_layers_draft spec_draft_type_k cache_type_k_draft spec_draft_type_v
+        cache_type_v_draft spec_draft_device device_draft spec_draft_threads threads_draft spec_draft_threads_batch
         spec_draft_n_max spec_draft_n_min spec_draft_p_split draft_p_split spec_draft_p_min draft_p_min
     """,
 }
@@ -96,5 +98,6 @@ SHORT: Final = {
     "lm": "load_mode", "lzm": "lazy_mode", "dev": "device", "ncffn": "n_cpu_ffn", "a": "alias", "m": "model",
     "hf": "hf_repo", "hfr": "hf_repo", "hff": "hf_file", "hft": "hf_token", "ag": "agent", "no_ag": "no_agent",
     "to": "timeout", "rea": "reasoning", "sps": "slot_prompt_similarity", "v": "verbose", "lv": "verbosity",
-    "hfd": "hf_repo_draft", "hfrd": "hf_repo_draft", "md": "model_draft", "co": "color",
+    "hfd": "hf_repo_draft", "hfrd": "hf_repo_draft", "md": "model_draft", "ngld": "spec_draft_ngl", "ctkd": "spec_draft_type_k",
+    "ctvd": "spec_draft_type_v", "devd": "spec_draft_device", "td": "spec_draft_threads", "co": "color",
 }  # fmt: skip

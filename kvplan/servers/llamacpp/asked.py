@@ -47,7 +47,12 @@ def model(request: Request) -> GGUFModel:
         if stated is not None and stated.upper() != own.label:
             raise UsageError(f"--quant {stated}", f"the file is {own.label or 'of another type'}", "leave it out")
         return own
-    return gguf_of(request.spec, USUAL_TYPE if stated is None else stated)
+    return gguf_of(request.spec, stated or usual_type(request))
+
+
+def usual_type(request: Request) -> str:
+    """The type of the file that most people load: a checkpoint's own if it has one, else Q4_K_M."""
+    return "MXFP4_MOE" if "mxfp4" in request.spec.scheme_kinds else USUAL_TYPE
 
 
 def check(request: Request) -> None:

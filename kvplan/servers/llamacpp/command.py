@@ -31,12 +31,15 @@ from kvplan.servers.words.command import (
     take_unknown,
 )
 
-starts = Starts(("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp"))
+starts = Starts(("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server"))
 flags = READ, OTHERS
 variables = VARIABLES
 NAMES: Final = spellings("llamacpp")
-SHORTS: Final = {**SHORT, **short_flags("llamacpp")}
-PROGRAMS: Final = ("llama-server", "llama-server.exe", "llama.cpp")
+SHORTS: Final = {
+    **SHORT,
+    **{short: (FLAGS[name].names or (name,))[0] for short, name in short_flags("llamacpp").items()},
+}
+PROGRAMS: Final = ("llama-server", "llama-server.exe")
 IMAGE: Final = re.compile(r"(?:[\w.:-]+/)*llama[._-]?cpp[\w.-]*:[\w.-]*server[\w.-]*(?:@sha256:[0-9a-f]+)?")
 _QUANT: Final = re.compile(rf"(?i)[-._](?:UD-)?({'|'.join(sorted(BASE, key=len, reverse=True))})(?=$|[-._])")
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
@@ -46,15 +49,12 @@ WHOLE: Final = ("auto", "all")  # of --gpu-layers
 def start(words: list[str]) -> Started | None:
     """Words after the server's name, or after its image, which starts it; None if a command does not start it."""
     for index, word in enumerate(words):
-        name = word.rpartition("/")[2]
-        if name in PROGRAMS and index + 1 < len(words) or (name in PROGRAMS[:2] and not words[index + 1 :]):
-            following = words[index + 1 :]
-            if name == PROGRAMS[2]:
-                continue
+        following, before = words[index + 1 :], words[index - 1] if index else ""
+        is_value = before.startswith("-") and before != "--"  # `kubectl logs -c llama-server`, `--target llama-server`
+        if (word.rpartition("/")[2] in PROGRAMS and not is_value) or (
+            IMAGE.fullmatch(word) and following[:1] and following[0].startswith("-")
+        ):
             return Started(following)
-        if IMAGE.fullmatch(word) and words[:1] != ["export"]:
-            following = words[index + 1 :]
-            return Started(following) if following and following[0].startswith("-") else None
     return None
 
 
@@ -110,7 +110,7 @@ def _name(word: str) -> tuple[str, str | None]:
     plain = flag.lstrip("-").replace("-", "_")
     if not flag.startswith("--"):
         plain = SHORTS.get(plain, plain)
-    return NAMES.get(plain, plain) if plain in NAMES else plain, value if equals else None
+    return plain, value if equals else None
 
 
 def _only(value: str | None, word: str) -> str:

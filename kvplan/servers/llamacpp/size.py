@@ -58,6 +58,7 @@ class Started:
 
     model: GGUFModel
     server: Server
+    asked: Own
     fit: Fit
     measured: Measured
 
@@ -71,8 +72,8 @@ def started(request: Request, taken: int) -> Started:
     file, count = asked.model(request), request.args.num_gpus
     server = Server(file, [asked.device(request, taken)] * count)
     own = asked.settings(request.args, count)
-    chosen = fit(server, own) if own.fit else Fit(own, False)
-    return Started(file, server, chosen, server.measure(chosen.settings))
+    result = fit(server, own) if own.fit else Fit(own, False)
+    return Started(file, server, own, result, server.measure(result.settings))
 
 
 def in_use(request: Request) -> Estimate:
@@ -199,6 +200,17 @@ def slots_of(run: Started, free: int) -> SlotCache:
     )
 
 
+def chosen(run: Started) -> str:
+    """What --fit chose, by its flags."""
+    own, stated = run.own, run.asked
+    words = [f"--ctx-size {own.ctx}"] if stated.ctx == 0 and own.ctx != run.server.shape.trained_ctx else []
+    if own.gpu_layers is not None and stated.gpu_layers is None and own.gpu_layers <= run.server.shape.num_layers:
+        words.append(f"--gpu-layers {own.gpu_layers}")
+    if len(own.overrides) > len(stated.overrides):
+        words.append(f"the host for the experts of {len(own.overrides) - len(stated.overrides)} layers")
+    return " and ".join(words) or "the layers of each GPU"
+
+
 def notes(run: Started) -> list[str]:
     """What was decided for the user."""
     model, own, texts = run.model, run.own, list[str]()
@@ -210,7 +222,7 @@ def notes(run: Started) -> list[str]:
     if run.fit.problem is not None:
         texts.append(f"--fit gives up: {run.fit.problem}")
     elif run.fit.changed:
-        texts.append(f"--fit leaves {own.fit_target[0] // MIB:,} MiB of each GPU free and chose what was not given")
+        texts.append(f"--fit chose {chosen(run)}, which leaves {own.fit_target[0] // MIB:,} MiB of each GPU free")
     if run.server.devices and not run.server.devices[0].capability:
         texts.append("compute buffers are CUDA's; those of other GPUs were not compared")
     return texts

@@ -156,7 +156,7 @@ class EngineArgs:
         "Context length, e.g. 32k; separate several with commas; auto (or -1): the longest that fits. Default: the "
         "model's maximum.",
         "TOKENS",
-        ("--ctx",),
+        ("--ctx", "-c"),
         many=True,
     )
     tensor_parallel_size: int = argument(
@@ -239,7 +239,7 @@ class EngineArgs:
     mem_fraction_static: float | None = argument(
         None, "fraction", "Fraction of free memory at startup for weights and KV cache.", "SHARE"
     )
-    max_num_seqs: int | None = argument(None, "count", "Maximum number of concurrent requests.", "N", ("--batch",))
+    max_num_seqs: int | None = argument(None, "count", "Maximum number of concurrent requests.", "N", ("--batch", "-np"))
     max_num_batched_tokens: int | None = argument(None, "tokens", "Maximum number of tokens per step.", "TOKENS")
     max_total_tokens: int | None = argument(None, "tokens", "Maximum number of tokens in the KV cache.", "TOKENS")
     dtype: str = argument(
@@ -464,30 +464,36 @@ class EngineArgs:
         None, "choice", "Role in prefill/decode disaggregation.", choices=("prefill", "decode")
     )
     enable_multimodal: bool | None = argument(None, "flag", "Accept images with models that default to text only.")
-    ubatch_size: int | None = argument(None, "tokens", "Tokens that are computed at once, of a batch.", "TOKENS")
+    ubatch_size: int | None = argument(None, "tokens", "Tokens that are computed at once, of a batch.", "TOKENS", ("-ub",))
     gpu_layers: int | None = argument(
-        None, "count", "Layers on the GPUs, the output one of them; the others on the host.", "N", least=0, largest=10**6
+        None,
+        "count",
+        "Layers on the GPUs, the output one of them; the others on the host.",
+        "N",
+        ("-ngl",),
+        least=0,
+        largest=10**6,
     )
     n_cpu_moe: int | None = argument(
-        None, "count", "First layers whose experts stay on the host.", "N", least=0, largest=10**6
+        None, "count", "First layers whose experts stay on the host.", "N", ("-ncmoe",), least=0, largest=10**6
     )
     cpu_moe: bool | None = argument(None, "flag", "Keep all experts on the host.")
     override_tensor: str | None = argument(
-        None, "pattern", r"Where tensors lie, by their names, e.g. '\.ffn_.*_exps\.=CPU'.", "REGEX=PLACE,..."
+        None, "pattern", r"Where tensors lie, by their names, e.g. '\.ffn_.*_exps\.=CPU'.", "REGEX=PLACE,...", ("-ot",)
     )
-    tensor_split: str | None = argument(None, "pattern", "Share of each GPU in the layers, e.g. 3,1.", "N,N,...")
+    tensor_split: str | None = argument(None, "pattern", "Share of each GPU in the layers, e.g. 3,1.", "N,N,...", ("-ts",))
     split_mode: Literal["layer", "none", "row", "tensor"] | None = argument(
-        None, "choice", "How several GPUs share a model.", choices=("layer", "none", "row", "tensor")
+        None, "choice", "How several GPUs share a model.", options=("-sm",), choices=("layer", "none", "row", "tensor")
     )
-    main_gpu: int | None = argument(None, "count", "The GPU that is used alone.", "N", least=0, largest=1023)
+    main_gpu: int | None = argument(None, "count", "The GPU that is used alone.", "N", ("-mg",), least=0, largest=1023)
     kv_offload: bool | None = argument(None, "flag", "Keep the KV cache on the GPUs, with their layers.")
     op_offload: bool | None = argument(None, "flag", "Compute prompts on the GPU with weights of the host.")
-    cache_type_k: str | None = argument(None, "text", "Type of the keys: f16, q8_0, q4_0, ...", "TYPE")
-    cache_type_v: str | None = argument(None, "text", "Type of the values: f16, q8_0, q4_0, ...", "TYPE")
+    cache_type_k: str | None = argument(None, "text", "Type of the keys: f16, q8_0, q4_0, ...", "TYPE", ("-ctk",))
+    cache_type_v: str | None = argument(None, "text", "Type of the values: f16, q8_0, q4_0, ...", "TYPE", ("-ctv",))
     kv_unified: bool | None = argument(None, "flag", "One cache that all requests share.")
     swa_full: bool | None = argument(None, "flag", "Keep every token in the layers with a window.")
     flash_attn: Literal["auto", "on", "off"] | None = argument(
-        None, "choice", "Flash attention.", choices=("auto", "on", "off")
+        None, "choice", "Flash attention.", options=("-fa",), choices=("auto", "on", "off")
     )
     fit: Literal["on", "off"] | None = argument(
         None, "choice", "Fit the context and the layers to the memory that is free.", choices=("on", "off")
