@@ -31,10 +31,12 @@ from kvplan.servers.words.command import (
     take_unknown,
 )
 
-starts = Starts(("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server"))
+starts = Starts(
+    ("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server")
+)
 flags = READ, OTHERS
 variables = VARIABLES
-NAMES: Final = spellings("llamacpp")
+NAMES: Final = {name: argument for name, argument in spellings("llamacpp").items() if FLAGS[argument].printed}
 SHORTS: Final = {
     **SHORT,
     **{short: (FLAGS[name].names or (name,))[0] for short, name in short_flags("llamacpp").items()},
@@ -180,16 +182,16 @@ def _name_model(command: ServeCommand, file: str | None, repository: str | None)
     if quant is not None:
         command.args.setdefault("quantization", quant.upper())
     if known is not None:
-        said = printable(file or repository or "", 120)
+        written = printable(file or repository or "", 120)
         command.notes.append(
-            Note(f"{said}: sized as llama-quantize makes {known}; the mixes of others differ: name the file for its own")
+            Note(f"{written}: sized as {known}; the mixes of others differ from llama-quantize's: name the file for its own")
         )
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:
     """Parse `--engine-arg k=v` if k is a name that only llama.cpp has, else return None; None also without a value."""
     name, (key, equals, value) = pair_name(text), text.partition("=")
-    argument = NAMES.get(name) or NAMES.get(SHORTS.get(name, ""))
+    argument = spellings("llamacpp").get(name) or NAMES.get(SHORTS.get(name, ""))
     if not equals or name in ARGUMENTS or argument is None:
         return None
     option = f"--engine-arg {printable(key, 60)}"
