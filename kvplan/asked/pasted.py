@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.core.errors import NoServerError, UsageError
 from kvplan.core.files import exists, printable
-from kvplan.servers.base import SERVERS, programs, server_of
+from kvplan.servers.base import SERVERS, is_named, programs, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words import environment, shell
 from kvplan.servers.words.command import Note, ServeCommand, refuse
@@ -57,7 +57,7 @@ def parse(text: str) -> ServeCommand:
         return _parse_line(text)
     line, image = container.shell_line(text)
     command = _parse_line(line)
-    if image is not None and re.search("|".join(SERVERS), text) is None:
+    if image is not None and not is_named(text):
         title = server_of(command.engine or DEFAULT).terms.title
         command.notes.append(Note(f"{printable(image, 100)}: its arguments are read as {title}'s"))
     for name in SERVERS:
@@ -94,7 +94,7 @@ def parse_container(served: "ServedContainer") -> ServeCommand:
 
     command = _parse_line(served.command)
     command.notes += map(Note, served.notes)
-    if served.image and re.search("|".join(SERVERS), served.command) is None:
+    if served.image and not is_named(served.command):
         title = server_of(command.engine or DEFAULT).terms.title
         command.notes.append(Note(f"{printable(served.image, 100)}: its arguments are read as {title}'s"))
     return command

@@ -147,7 +147,7 @@ def requests(query: Asked) -> Inputs:
         refuse_undrafted(inputs.requests[0])
     add_remarks(inputs, query, [model, *([draft] if draft else [])])
     inputs.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
-    if contexts == (None,):
+    if contexts == (None,) and not server_of(release.engine).abilities.fits_context:
         inputs.notes.append(default_context_note(inputs.requests[0]))
     inputs.notes += query.notes
     return inputs

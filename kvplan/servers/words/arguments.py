@@ -21,8 +21,8 @@ from kvplan.core.units import GIB
 from kvplan.servers.releases import Version
 
 Kind = Literal[
-    "context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits", "json",
-    "names",
+    "context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "pattern", "choice", "limits",
+    "json", "names",
 ]  # fmt: skip
 COMMON: Final = "Model, GPU and server"
 Panel = Literal["Model, GPU and server", "Parallelism", "Quantization", "Adapters and drafts"]
@@ -74,6 +74,7 @@ class Argument:
     options        option names besides the long one
     choices        its values, if there are few
     largest        the largest sensible count; anything above is treated as a typo
+    least          the smallest count
     many           whether its option takes several values
     """
 
@@ -85,6 +86,7 @@ class Argument:
     choices: tuple[str, ...] = ()
     largest: int = LARGEST
     many: bool = False
+    least: int = 1
 
 
 T = TypeVar("T")
@@ -101,9 +103,10 @@ def argument(
     *,
     largest: int = LARGEST,
     many: bool = False,
+    least: int = 1,
 ) -> T:
     """Define a field of `EngineArgs`: its default and its row."""
-    row = Argument(kind, help, metavar, options, panel, choices, largest, many)
+    row = Argument(kind, help, metavar, options, panel, choices, largest, many, least)
     defined: T = field(default=default, metadata={"row": row})
     return defined
 
@@ -153,7 +156,7 @@ class EngineArgs:
         "Context length, e.g. 32k; separate several with commas; auto (or -1): the longest that fits. Default: the "
         "model's maximum.",
         "TOKENS",
-        ("--ctx",),
+        ("--ctx", "-c"),
         many=True,
     )
     tensor_parallel_size: int = argument(
@@ -236,14 +239,19 @@ class EngineArgs:
     mem_fraction_static: float | None = argument(
         None, "fraction", "Fraction of free memory at startup for weights and KV cache.", "SHARE"
     )
-    max_num_seqs: int | None = argument(None, "count", "Maximum number of concurrent requests.", "N", ("--batch",))
+    max_num_seqs: int | None = argument(None, "count", "Maximum number of concurrent requests.", "N", ("--batch", "-np"))
     max_num_batched_tokens: int | None = argument(None, "tokens", "Maximum number of tokens per step.", "TOKENS")
     max_total_tokens: int | None = argument(None, "tokens", "Maximum number of tokens in the KV cache.", "TOKENS")
     dtype: str = argument(
         "auto", "text", "Model dtype: auto, bfloat16, float16 or float32.", "DTYPE", panel="Quantization"
     )
     quantization: str | None = argument(
-        None, "text", "Quantize while loading (fp8), or state the checkpoint's method.", "METHOD", panel="Quantization"
+        None,
+        "text",
+        "Quantize while loading (fp8), or state the checkpoint's method, or a GGUF file's type (Q4_K_M).",
+        "METHOD",
+        ("--quant",),
+        "Quantization",
     )
     kv_cache_dtype: str = argument(
         "auto", "text", "KV cache dtype: auto, fp8, fp8_e4m3, fp8_e5m2, ...", "DTYPE", panel="Quantization"
@@ -456,6 +464,44 @@ class EngineArgs:
         None, "choice", "Role in prefill/decode disaggregation.", choices=("prefill", "decode")
     )
     enable_multimodal: bool | None = argument(None, "flag", "Accept images with models that default to text only.")
+    ubatch_size: int | None = argument(None, "tokens", "Tokens that are computed at once, of a batch.", "TOKENS", ("-ub",))
+    gpu_layers: int | None = argument(
+        None,
+        "count",
+        "Layers on the GPUs, the output one of them; the others on the host.",
+        "N",
+        ("-ngl",),
+        least=0,
+        largest=10**6,
+    )
+    n_cpu_moe: int | None = argument(
+        None, "count", "First layers whose experts stay on the host.", "N", ("-ncmoe",), least=0, largest=10**6
+    )
+    cpu_moe: bool | None = argument(None, "flag", "Keep all experts on the host.")
+    override_tensor: str | None = argument(
+        None, "pattern", r"Where tensors lie, by their names, e.g. '\.ffn_.*_exps\.=CPU'.", "REGEX=PLACE,...", ("-ot",)
+    )
+    tensor_split: str | None = argument(None, "pattern", "Share of each GPU in the layers, e.g. 3,1.", "N,N,...", ("-ts",))
+    split_mode: Literal["layer", "none", "row", "tensor"] | None = argument(
+        None, "choice", "How several GPUs share a model.", options=("-sm",), choices=("layer", "none", "row", "tensor")
+    )
+    main_gpu: int | None = argument(None, "count", "The GPU that is used alone.", "N", ("-mg",), least=0, largest=1023)
+    kv_offload: bool | None = argument(None, "flag", "Keep the KV cache on the GPUs, with their layers.")
+    op_offload: bool | None = argument(None, "flag", "Compute prompts on the GPU with weights of the host.")
+    cache_type_k: str | None = argument(None, "text", "Type of the keys: f16, q8_0, q4_0, ...", "TYPE", ("-ctk",))
+    cache_type_v: str | None = argument(None, "text", "Type of the values: f16, q8_0, q4_0, ...", "TYPE", ("-ctv",))
+    kv_unified: bool | None = argument(None, "flag", "One cache that all requests share.")
+    swa_full: bool | None = argument(None, "flag", "Keep every token in the layers with a window.")
+    flash_attn: Literal["auto", "on", "off"] | None = argument(
+        None, "choice", "Flash attention.", options=("-fa",), choices=("auto", "on", "off")
+    )
+    fit: Literal["on", "off"] | None = argument(
+        None, "choice", "Fit the context and the layers to the memory that is free.", choices=("on", "off")
+    )
+    fit_target: str | None = argument(
+        None, "pattern", "MiB that the fit leaves free on each GPU, e.g. 1024.", "MIB,..."
+    )
+    fit_ctx: int | None = argument(None, "tokens", "Smallest context that the fit may choose.", "TOKENS")
 
     @property
     def num_gpus(self) -> int:

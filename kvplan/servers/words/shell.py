@@ -60,8 +60,13 @@ def scripted(words: list[str], depth: int) -> list[list[str]]:
     front = words[:flag]
     variables = [name if value is None else f"{name}={value}" for name, value in given([], front).items()]
     images = [word for word in front if re.fullmatch(_IMAGE.format(servers="|".join(SERVERS)), word)]
+    script = words[flag + 1]
+    if parameters := words[flag + 3 :]:  # `bash -c SCRIPT NAME "$@"`
+        import shlex  # as in `split`
+
+        script = re.sub(r'"\$@"|\$@', lambda _: shlex.join(parameters), script)
     commands = [
-        [*images, *each] if names_server(each) else each for each in split(words[flag + 1], depth + 1)
+        [*images, *each] if names_server(each) else each for each in split(script, depth + 1)
     ]  # the image implies the release
     return [["export", *variables], *commands] if variables else commands
 
