@@ -100,7 +100,8 @@ def standard(g: RecurrentBlocks, *, rope: bool = True, rope_period: int = 0, fac
     shape = g.shape
     op = "NORM" if shape.arch == "starcoder2" else "RMS_NORM"
     x = g.embedded()
-    positions, inputs, rows = g.positions(), g.attention_inputs(), g.output_rows()
+    positions, heat = g.positions(), temperature(g)
+    inputs, rows = g.attention_inputs(), g.output_rows()
     for i in range(shape.num_layers):
         residual = x
         x = attention_norm(g, i, x, op)
@@ -109,12 +110,19 @@ def standard(g: RecurrentBlocks, *, rope: bool = True, rope_period: int = 0, fac
         if rope and not (rope_period and (i + 1) % rope_period == 0):
             scales = g.rope_factors(i) if factors else None
             q, k = g.rope(q, positions, scales), g.rope(k, positions, scales)
+        if heat is not None:
+            q = g.mul(q, heat)
         if scaled_q:
             q = g.scale(q)
         x, residual = chosen(g, i, rows, output(g, i, g.attend(i, q, k, v, inputs)), residual)
         x = feed(g, i, x, residual)
     x = finish(g, x, op=op)
     return g.scale(x) if shape.arch == "granite" else x
+
+
+def temperature(g: RecurrentBlocks) -> Tensor | None:
+    """The scale of each token's attention, where the model has one."""
+    return g.input("F32", 1, 1, g.batch.tokens) if g.shape.temperature else None
 
 
 def feed(g: RecurrentBlocks, layer: int, x: Tensor, residual: Tensor) -> Tensor:
@@ -125,10 +133,8 @@ def feed(g: RecurrentBlocks, layer: int, x: Tensor, residual: Tensor) -> Tensor:
         x = g.scale(x)
     residual = x = g.add(x, residual)
     op = "NORM" if arch == "starcoder2" else "RMS_NORM"
-    if arch == "glm4moe":
-        x = g.norm(x, g.of(layer, "post_attention_norm.weight"), layer)
-    else:
-        x = ffn_norm(g, layer, x, op)
+    behind = "post_attention_norm.weight" if arch == "glm4moe" else "ffn_norm.weight"
+    x = g.norm(x, g.of(layer, behind), layer, bias=g.maybe(layer, "ffn_norm.bias"), op=op)
     if g.maybe(layer, "ffn_gate_inp.weight") is not None:
         default, normalize = (SIGMOID, shape.norm_weights) if arch == "glm4moe" else (SOFTMAX, True)
         x = mixture(g, layer, x, default, normalize)
@@ -311,10 +317,12 @@ def deepseek2(g: RecurrentBlocks) -> Tensor:
             "kvplan knows no compute buffer of it"
         )
     x = g.embedded()
-    positions, inputs, rows = g.positions(), g.attention_inputs(only_k=True), g.output_rows()
+    heat, positions = temperature(g), g.positions()
+    inputs, rows = g.attention_inputs(only_k=True), g.output_rows()
     for i in range(shape.num_layers):
         residual = x
         q, k, v = latent_qkv(g, i, attention_norm(g, i, x), positions)
+        q = q if heat is None else g.mul(q, heat)
         x = g.attend_latent(i, q, k, v, inputs, g.of(i, "attn_v_b.weight"))
         x, residual = chosen(g, i, rows, g.mul_mat(g.of(i, "attn_output.weight"), x), residual)
         residual = g.add(x, residual)
@@ -371,16 +379,11 @@ def qwen_hybrid(g: RecurrentBlocks) -> Tensor:
     for i in range(shape.num_layers):
         residual = x
         x = g.expand(attention_norm(g, i, x))
-        if shape.recurrent[i]:
-            x = g.delta_layer(i, x, states)
-        else:
-            x = gated_attention(g, i, x, positions, inputs)
+        x = g.delta_layer(i, x, states) if shape.recurrent[i] else gated_attention(g, i, x, positions, inputs)
         residual = g.add(x, residual)
         x = g.norm(residual, g.of(i, "post_attention_norm.weight"), i)
-        if g.maybe(i, "ffn_gate_inp.weight") is not None:
-            x = mixture(g, i, x, SOFTMAX, True)
-        else:
-            x = g.feed_forward(i, x)
+        routed = g.maybe(i, "ffn_gate_inp.weight") is not None
+        x = mixture(g, i, x, SOFTMAX, True) if routed else g.feed_forward(i, x)
         x = g.add(x, residual)
     return finish(g, x, rows_after=rows)
 
@@ -476,6 +479,7 @@ def lfm2(g: RecurrentBlocks) -> Tensor:
 
 BUILDERS: Final[dict[str, Builder]] = {
     "llama": lambda g: standard(g, factors=True),
+    "mistral3": lambda g: standard(g, factors=True),
     "qwen2": standard,
     "qwen3": standard,
     "qwen3moe": standard,

@@ -300,6 +300,7 @@ class Blocks(Graph):
         q = self.view(q, dims(q.ne[0], q.ne[1], tokens, streams), (q.nb[1], q.nb[2], q.nb[2] * tokens))
         q, k, v = (self.permute(x, 0, 2, 1, 3) for x in (q, k, v))
         if self.flash:
+            k, v = (self.cast(x, "F16") if x.kind == "F32" else x for x in (k, v))
             x = self.flash_attention(q, k, v, mask, sinks)
             self.attentions.append((layer, x))
             if unfold is not None:
@@ -326,9 +327,7 @@ class Blocks(Graph):
     def feed_forward(self, layer: int, x: Tensor, *, gated: bool = True, halves: bool = False, squared: bool = False,
                      suffix: str = "") -> Tensor:  # fmt: skip
         """A feed-forward layer: gated by a matrix of its own, by halves of one, or not at all."""
-        up = self.linear(
-            self.of(layer, f"ffn_up{suffix}.weight"), x, self.maybe(layer, f"ffn_up{suffix}.bias")
-        )
+        up = self.linear(self.of(layer, f"ffn_up{suffix}.weight"), x, self.maybe(layer, f"ffn_up{suffix}.bias"))
         if halves:
             hidden = self.glu(up)
         elif gated:
@@ -401,10 +400,9 @@ class Blocks(Graph):
         else:
             up = self.expert_matrix(layer, "up", x, chosen)
             gate = self.expert_matrix(layer, "gate", x, chosen) if gated else up
-        if gated:
-            inner = self.glu(gate, up)
-        else:
-            inner = self.same("SQR", self.unary(up)) if squared else self.unary(up)
+        inner = self.glu(gate, up) if gated else self.unary(up)
+        if squared:
+            inner = self.same("SQR", inner)
         results = self.mul(self.expert_matrix(layer, "down", inner, chosen), weights)
         self.expand(results)
         parts = [

@@ -7,8 +7,8 @@ Source: llama.cpp at commit 0c1e57098: `llama_kv_cache`, `llama_kv_cache_iswa`, 
 from collections import defaultdict
 
 from kvplan.core.errors import UsageError
-from kvplan.models.ggml_types import row_bytes
-from kvplan.servers.llamacpp.placement import DEVICE_ALIGNMENT, HOST_ALIGNMENT, Placement, device_bytes
+from kvplan.models.ggml_types import BLOCKS, row_bytes
+from kvplan.servers.llamacpp.placement import DEVICE_ALIGNMENT, HOST_ALIGNMENT, Placement, device_bytes, quantized
 from kvplan.servers.llamacpp.settings import CACHE_KINDS, CELLS, Context, Settings, padded
 from kvplan.servers.llamacpp.shape import Shape
 
@@ -46,10 +46,16 @@ def check_kinds(shape: Shape, settings: Settings, flash: bool) -> None:
     if shape.is_mla and k != v:
         problem = f"this model keeps one cache for both, so -ctv must be {k.lower()} too"
         raise UsageError(f"-ctk {k.lower()} -ctv {v.lower()}", problem)
-    if v.startswith(("Q", "IQ")) and not flash:
-        raise UsageError(
-            f"-ctv {v.lower()}: a quantized V cache needs flash attention", "use -fa on, or leave V at f16"
-        )
+    if quantized(v) and not flash:
+        problem = f"-ctv {v.lower()}: a quantized V cache needs flash attention"
+        raise UsageError(problem, "use -fa on, or leave V at f16")
+    if settings.flash == "off":
+        return
+    for which, (flag, kind) in enumerate((("-ctk", k), ("-ctv", v))):
+        for layer in range(shape.num_layers):
+            if (head := shape.head_dims(layer)[which]) % BLOCKS[kind][0]:
+                problem = f"{flag} {kind.lower()}: blocks of {BLOCKS[kind][0]} elements do not divide heads of {head}"
+                raise UsageError(problem, "use f16")
 
 
 def layer_bytes(shape: Shape, layer: int, context: Context, settings: Settings, flash: bool) -> list[tuple[int, int]]:

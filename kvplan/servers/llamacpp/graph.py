@@ -170,6 +170,12 @@ class Graph:
     def copy(self, a: Tensor, to: Tensor) -> Tensor:
         return self.like("CPY", to, [a, to])
 
+    def cast(self, a: Tensor, kind: str) -> Tensor:
+        """A copy of another type; it names itself as a source, as ggml's does."""
+        result = Tensor("CPY", kind, a.ne, [a])
+        result.src.append(result)
+        return result
+
     # --- matrices and attention -----------------------------------------------------------------------------------
 
     def mul_mat(self, w: Tensor, x: Tensor) -> Tensor:

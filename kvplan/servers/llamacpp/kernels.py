@@ -45,17 +45,15 @@ def attention_kernel(device: Device, op: Tensor) -> Kernel:
         fits = v_head == wanted and grouped and group % divisor == 0
     if not fits or k.kind not in CACHED or v.kind not in CACHED or mask.ne[2] != 1:
         return "none"
-    single = q.ne[1] == 1 and q.ne[3] == 1
-    if q.ne[0] <= 256 and q.ne[0] % 64 == 0 and q.ne[0] != 192 and k.ne[1] % 256 == 0:
-        ada = device.capability >= ADA
-        if quantized(k.kind) or quantized(v.kind):
-            if q.ne[1] <= (2 if ada or device.capability < TURING else 1):
-                return "vector"
-        elif ada and single and not (group > 4 and (q.ne[0] >= 256 or k.ne[1] >= 8192)):
-            return "vector"
-        elif not grouped and q.ne[1] == 1:
-            return "vector"
-    return "copies"
+    if q.ne[0] > 256 or q.ne[0] % 64 or q.ne[0] == 192 or k.ne[1] % 256:
+        return "copies"
+    ada, one = device.capability >= ADA, q.ne[1] == 1
+    if quantized(k.kind) or quantized(v.kind):
+        vector = q.ne[1] <= (2 if ada or device.capability < TURING else 1)
+    else:
+        small = not (group > 4 and (q.ne[0] >= 256 or k.ne[1] >= 8192))
+        vector = one and (not grouped or (ada and q.ne[3] == 1 and small))
+    return "vector" if vector else "copies"
 
 
 def attention_bytes(device: Device, op: Tensor) -> int:

@@ -183,9 +183,7 @@ class Schedule:
 
     def _brings_weights(self, node: Tensor, current: int) -> bool:
         """True if a node reads a weight from elsewhere: a new split lets the last one's copy be overwritten."""
-        return any(
-            s.weight and self.place[id(s)] != current and not self.readable(s, current) for s in node.src
-        )
+        return any(s.weight and self.place[id(s)] != current and not self.readable(s, current) for s in node.src)
 
     def laid(self) -> Laid:
         """The graph with its copies, in the order in which the allocator meets it."""
@@ -230,4 +228,3 @@ def dependencies(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     for i in range(0, len(tensors), KEPT_SOURCES):
         group = tensors[i : i + KEPT_SOURCES]
         yield Tensor("NONE", group[0].kind, group[0].ne, group, nb=group[0].nb, view=group[0])
-

@@ -82,8 +82,8 @@ class Settings:
 
     @property
     def is_unified(self) -> bool:
-        """True if all slots share one cache."""
-        return self.slots is None if self.unified is None else self.unified
+        """True if all slots share one cache: so it is, whatever -kvu says, if their number is not given."""
+        return self.slots is None or bool(self.unified)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ class Shape:
     final_softcap: float
     per_layer_input: int
     positions: int
+    temperature: float
 
     @property
     def num_layers(self) -> int:
@@ -231,4 +232,5 @@ def _shape(arch: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
         float(keys.get("logit_scale", 0.0)), arch == "gemma2",
         float(keys.get("final_logit_softcapping", 30.0 if arch == "gemma2" else 0.0)),
         keys.get("embedding_length_per_layer_input", 0), 4 if "rope.dimension_sections" in keys else 1,
+        float(keys.get("attention.temperature_scale", 0.0)),
     )  # fmt: skip
