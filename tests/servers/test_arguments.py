@@ -15,6 +15,7 @@ from kvplan.documents.policy_file import ENGINE
 from kvplan.measure.serverlog.log import phrases
 from kvplan.policy.file import ENGINE_KEYS
 from kvplan.servers.base import SERVERS, parse_engine, terms_of
+from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.arguments import (
     ARGUMENTS,
     DEFAULTS,
@@ -27,7 +28,6 @@ from kvplan.servers.words.arguments import (
     own_names,
     spellings,
 )
-from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.standing import standings
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -64,16 +64,17 @@ NO_EFFECT: Final = {
         spec_ngram_mod_n_min spec_ngram_mod_n_max spec_ngram_mod_n_match spec_ngram_simple_size_n
         spec_ngram_simple_size_m spec_ngram_simple_min_hits draft draft_n draft_max draft_min draft_n_min
         spec_ngram_map_k_size_n spec_ngram_map_k_size_m spec_ngram_map_k_min_hits spec_ngram_map_k4v_size_n
-        spec_ngram_map_k4v_size_m spec_ngram_map_k4v_min_hits spec_ngram_size_n spec_ngram_size_m spec_ngram_min_hits
-        spec_draft_cpu_mask cpu_mask_draft spec_draft_cpu_range cpu_range_draft spec_draft_cpu_strict cpu_strict_draft
-        spec_draft_prio prio_draft spec_draft_poll poll_draft spec_draft_cpu_mask_batch cpu_mask_batch_draft
-        spec_draft_cpu_strict_batch cpu_strict_batch_draft
+        spec_ngram_map_k4v_size_m spec_ngram_map_k4v_min_hits spec_ngram_size_n spec_ngram_size_m
+        spec_ngram_min_hits spec_draft_cpu_mask cpu_mask_draft spec_draft_cpu_range cpu_range_draft
+        spec_draft_cpu_strict cpu_strict_draft spec_draft_prio prio_draft spec_draft_poll poll_draft
+        spec_draft_cpu_mask_batch cpu_mask_batch_draft spec_draft_cpu_strict_batch cpu_strict_batch_draft
         spec_draft_prio_batch prio_batch_draft spec_draft_poll_batch poll_batch_draft threads_batch_draft
         spec_draft_override_tensor override_tensor_draft spec_draft_cpu_moe! cpu_moe_draft! spec_draft_n_cpu_moe
         spec_draft_ncmoe n_cpu_moe_draft spec_synth_len spec_synth_rates spec_draft_backend_sampling!
-        no_spec_draft_backend_sampling! spec_draft_ngl gpu_layers_draft n_gpu_layers_draft spec_draft_type_k cache_type_k_draft spec_draft_type_v
-        cache_type_v_draft spec_draft_device device_draft spec_draft_threads threads_draft spec_draft_threads_batch
-        spec_draft_n_max spec_draft_n_min spec_draft_p_split draft_p_split spec_draft_p_min draft_p_min
+        no_spec_draft_backend_sampling! spec_draft_ngl gpu_layers_draft n_gpu_layers_draft spec_draft_type_k
+        cache_type_k_draft spec_draft_type_v cache_type_v_draft spec_draft_device device_draft
+        spec_draft_threads threads_draft spec_draft_threads_batch spec_draft_n_max spec_draft_n_min
+        spec_draft_p_split draft_p_split spec_draft_p_min draft_p_min
     """,
 }
 REFUSED: Final = {
@@ -108,20 +109,18 @@ OTHERS: Final[Mapping[str, Other]] = others("llamacpp", NO_EFFECT, REFUSED, {}, 
 
 # One-dash forms of these flags.
 SHORT: Final = {
-    "t": "threads", "tb": "threads_batch", "C": "cpu_mask", "Cr": "cpu_range", "Cb": "cpu_mask_batch",
-    "Crb": "cpu_range_batch", "lcs": "lookup_cache_static", "lcd": "lookup_cache_dynamic", "n": "predict",
-    "ctxcp": "ctx_checkpoints", "cms": "checkpoint_min_step", "cram": "cache_ram", "e": "escape",
-    "r": "reverse_prompt", "sp": "special", "s": "seed", "l": "logit_bias", "j": "json_schema",
-    "jf": "json_schema_file", "bs": "backend_sampling", "gan": "grp_attn_n", "gaw": "grp_attn_w", "nr": "no_repack",
-    "dt": "defrag_thold", "cb": "cont_batching", "nocb": "no_cont_batching", "mm": "mmproj", "mmu": "mmproj_url",
-    "lm": "load_mode", "lzm": "lazy_mode", "dev": "device", "dr": "docker_repo", "ncffn": "n_cpu_ffn", "a": "alias", "m": "model",
-    "hf": "hf_repo", "hfr": "hf_repo", "hff": "hf_file", "hft": "hf_token", "ag": "agent", "no_ag": "no_agent",
-    "to": "timeout", "rea": "reasoning", "sps": "slot_prompt_similarity", "v": "verbose", "lv": "verbosity",
-    "hfd": "hf_repo_draft", "hfrd": "hf_repo_draft", "md": "model_draft", "ngld": "spec_draft_ngl",
-    "ctkd": "spec_draft_type_k", "ctvd": "spec_draft_type_v", "devd": "spec_draft_device", "td": "spec_draft_threads",
-    "co": "color",
-    "h": "help", "cl": "cache_list", "mu": "model_url", "tbd": "spec_draft_threads_batch",
-    "Cd": "spec_draft_cpu_mask", "Crd": "spec_draft_cpu_range", "Cbd": "spec_draft_cpu_mask_batch",
-    "otd": "spec_draft_override_tensor", "cmoed": "spec_draft_cpu_moe",
-    "ncmoed": "spec_draft_n_cpu_moe",
+    "t": "threads", "tb": "threads_batch", "C": "cpu_mask", "Cr": "cpu_range", "Cb": "cpu_mask_batch", "Crb":
+    "cpu_range_batch", "lcs": "lookup_cache_static", "lcd": "lookup_cache_dynamic", "n": "predict", "ctxcp":
+    "ctx_checkpoints", "cms": "checkpoint_min_step", "cram": "cache_ram", "e": "escape", "r": "reverse_prompt",
+    "sp": "special", "s": "seed", "l": "logit_bias", "j": "json_schema", "jf": "json_schema_file", "bs":
+    "backend_sampling", "gan": "grp_attn_n", "gaw": "grp_attn_w", "nr": "no_repack", "dt": "defrag_thold", "cb":
+    "cont_batching", "nocb": "no_cont_batching", "mm": "mmproj", "mmu": "mmproj_url", "lm": "load_mode", "lzm":
+    "lazy_mode", "dev": "device", "dr": "docker_repo", "ncffn": "n_cpu_ffn", "a": "alias", "m": "model", "hf":
+    "hf_repo", "hfr": "hf_repo", "hff": "hf_file", "hft": "hf_token", "ag": "agent", "no_ag": "no_agent", "to":
+    "timeout", "rea": "reasoning", "sps": "slot_prompt_similarity", "v": "verbose", "lv": "verbosity", "hfd":
+    "hf_repo_draft", "hfrd": "hf_repo_draft", "md": "model_draft", "ngld": "spec_draft_ngl", "ctkd":
+    "spec_draft_type_k", "ctvd": "spec_draft_type_v", "devd": "spec_draft_device", "td": "spec_draft_threads", "co":
+    "color", "h": "help", "cl": "cache_list", "mu": "model_url", "tbd": "spec_draft_threads_batch", "Cd":
+    "spec_draft_cpu_mask", "Crd": "spec_draft_cpu_range", "Cbd": "spec_draft_cpu_mask_batch", "otd":
+    "spec_draft_override_tensor", "cmoed": "spec_draft_cpu_moe", "ncmoed": "spec_draft_n_cpu_moe",
 }  # fmt: skip
