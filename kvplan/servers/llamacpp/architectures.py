@@ -28,15 +28,18 @@ def build(blocks: RecurrentBlocks) -> None:
 
 def finish(g: RecurrentBlocks, x: Tensor, *, op: str = "RMS_NORM", rows: Tensor | None = None,
            rows_after: Tensor | None = None) -> Tensor:  # fmt: skip
-    """The last norm and the output matrix; `rows` are chosen before the norm, `rows_after` behind it."""
+    """The last norm and the output matrix; `rows` are chosen before the norm, `rows_after` behind it.
+
+    What is before the choice is kept for drafts, whether there are any or not, and what goes into the output matrix too.
+    """
     if rows is not None:
-        x = g.get_rows(x, rows)
+        x = g.get_rows(g.output(x), rows)
     norm = g.find("output_norm.weight")
     norm = g.weight("token_embd_norm.weight") if norm is None else norm
     x = g.norm(x, norm, None, bias=g.find("output_norm.bias"), op=op)
     if rows_after is not None:
-        x = g.get_rows(x, rows_after)
-    return g.linear(g.head(), x, g.find("output.bias"))
+        x = g.get_rows(g.output(x), rows_after)
+    return g.linear(g.head(), g.output(x), g.find("output.bias"))
 
 
 def capped(g: RecurrentBlocks, x: Tensor) -> Tensor:

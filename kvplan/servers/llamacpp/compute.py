@@ -59,15 +59,15 @@ def pipelined(shape: Shape, placement: Placement, settings: Settings) -> bool:
 
 
 def compute(shape: Shape, placement: Placement, context: Context, settings: Settings, devices: Sequence[Device],
-            flash: bool) -> Compute:  # fmt: skip
-    """The compute buffers; `devices` are those in use."""
+            flash: bool, *, pipeline: bool = True) -> Compute:  # fmt: skip
+    """The compute buffers; `devices` are those in use. Without `pipeline`: after those with copies did not fit."""
     tokens = min(context.total, context.ubatch)
     outputs = min(tokens, context.outputs)
     tokens = padded(tokens, context.slots)
     batch = Batch(tokens, tokens // context.slots, context.slots, outputs)
     graph = RecurrentBlocks(shape, placement, context, settings, batch, flash)
     build(graph)
-    copies = PIPELINE_COPIES if pipelined(shape, placement, settings) else 1
+    copies = PIPELINE_COPIES if pipeline and pipelined(shape, placement, settings) else 1
     # The server forgets which place it pinned its norms to before it measures this graph.
     schedule = Schedule(graph, devices, {}, offload=settings.offload_ops, copies=copies)
     arenas = [Arena(DEVICE_ALIGNMENT) for _ in devices] + [Arena(HOST_ALIGNMENT)]

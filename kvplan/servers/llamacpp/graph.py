@@ -80,7 +80,12 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
         self.leaves: list[Tensor] = []
+        self.outputs: set[int] = set()  # ids of tensors that are read after the graph, so never overwritten
         self._seen: set[int] = set()
+
+    def output(self, tensor: Tensor) -> Tensor:
+        self.outputs.add(id(tensor))
+        return tensor
 
     def expand(self, root: Tensor) -> Tensor:
         """Add a tensor and what it is computed from, sources first, from left to right."""

@@ -1,6 +1,7 @@
 """What a server allocates with given settings: weights, context and compute buffers on each place."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -38,26 +39,38 @@ class Server:
 
     def __init__(self, model: FileLike, devices: Sequence[Device]) -> None:
         self.model, self.devices = model, tuple(devices)
-        self._known: dict[Settings, Measured] = {}
+        self._known: dict[tuple[Settings, bool], Measured] = {}
+        self._flash: dict[Settings, bool] = {}
 
     @cached_property
     def shape(self) -> Shape:
         return shape_of(self.model)
 
-    def measure(self, settings: Settings) -> Measured:
-        """What the server allocates; raise UsageError for what it refuses."""
-        if settings not in self._known:
-            self._known[settings] = self._measure(settings)
-        return self._known[settings]
+    def measure(self, settings: Settings, *, pipeline: bool = True) -> Measured:
+        """What the server allocates; raise UsageError for what it refuses.
 
-    def _measure(self, settings: Settings) -> Measured:
+        Without `pipeline`: as it tries again if the buffers of several devices at work at once do not fit.
+        """
+        if (settings, pipeline) not in self._known:
+            self._known[settings, pipeline] = self._measure(settings, pipeline)
+        return self._known[settings, pipeline]
+
+    def flash(self, settings: Settings, where: Placement, context: Context) -> bool:
+        """Whether it uses flash attention, which no length of the context changes: a cache is whole runs of cells."""
+        key = replace(settings, ctx=0)
+        if key not in self._flash:
+            used = [self.devices[i] for i in where.devices]
+            self._flash[key] = flash_attention(self.shape, where, context, settings, used)
+        return self._flash[key]
+
+    def _measure(self, settings: Settings, pipeline: bool) -> Measured:
         shape, context = self.shape, context_of(self.shape, settings)
         where = place(self.model, shape, settings, self.devices)
         used = [self.devices[i] for i in where.devices]
-        flash = flash_attention(shape, where, context, settings, used)
+        flash = self.flash(settings, where, context)
         check_kinds(shape, settings, flash)
         caches = context_bytes(shape, where, context, settings, flash)
-        buffers = compute(shape, where, context, settings, used, flash)
+        buffers = compute(shape, where, context, settings, used, flash, pipeline=pipeline)
         places: dict[int | None, Memory] = {}
         for position in (*range(len(used)), None):
             number = None if position is None else where.devices[position]

@@ -188,7 +188,7 @@ class Schedule:
     def laid(self) -> Laid:
         """The graph with its copies, in the order in which the allocator meets it."""
         splits, place = self.splits(), self.place
-        kept: set[int] = set()
+        kept = set(self.graph.outputs)
         nodes: list[tuple[Tensor, int]] = []
         for split in splits:
             for source in split.inputs:

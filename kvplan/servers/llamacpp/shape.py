@@ -13,6 +13,8 @@ from kvplan.models.ggml_types import tensor_bytes
 # Architectures with windowed layers -> layers of a period, the last of which is full (a period of 0: none is full).
 WINDOW_PERIODS: Final = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2, "olmo2": 4, "gemma4": 0, "lfm2": 0}
 DELTA_NETS: Final = frozenset({"qwen3next", "qwen35", "qwen35moe"})
+# Architectures whose tokens have a position in each of four dimensions.
+FOUR_POSITIONS: Final = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})
 HYBRIDS: Final = DELTA_NETS | {"nemotron_h", "nemotron_h_moe", "falcon-h1", "lfm2"}
 # What a model without this key has: llama.cpp's own defaults.
 GEMMA2_WINDOW: Final = 4096
@@ -214,6 +216,8 @@ def _shape(arch: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     if window and arch in WINDOW_PERIODS:
         windowed = windows(arch, keys.get("attention.sliding_window_pattern"), blocks - mtp, blocks)
     recurrent = recurrent_blocks(arch, keys, blocks - mtp, kv_heads, ffn)
+    sections = keys.get("rope.dimension_sections", ())
+    mrope = arch == "glm4moe" and len(sections) > 1 and sections[0] > 0 and sections[1] > 0
     if arch == "lfm2" and window:
         windowed = tuple(not x for x in recurrent)
     return Shape(
@@ -231,6 +235,6 @@ def _shape(arch: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
         float(keys.get("embedding_scale", 0.0)), float(keys.get("residual_scale", 0.0)),
         float(keys.get("logit_scale", 0.0)), arch == "gemma2",
         float(keys.get("final_logit_softcapping", 30.0 if arch == "gemma2" else 0.0)),
-        keys.get("embedding_length_per_layer_input", 0), 4 if "rope.dimension_sections" in keys else 1,
+        keys.get("embedding_length_per_layer_input", 0), 4 if arch in FOUR_POSITIONS or mrope else 1,
         float(keys.get("attention.temperature_scale", 0.0)),
     )  # fmt: skip
