@@ -78,18 +78,18 @@ NO_EFFECT: Final = {
     """,
 }
 REFUSED: Final = {
-    "kvplan does not size the tower beside the model; leave it out, and keep its file's size free": "mmproj mmproj_url",
-    "kvplan does not read adapters of llama.cpp; leave it out": "lora lora_scaled control_vector control_vector_scaled",
-    "kvplan does not size drafts of llama.cpp; leave it out": """
+    "kvplan does not size the tower; remove it, and keep the size of its file free": "mmproj mmproj_url",
+    "kvplan does not read adapters of llama.cpp; remove it": "lora lora_scaled control_vector control_vector_scaled",
+    "kvplan does not size drafts of llama.cpp; remove it": """
         model_draft spec_draft_model hf_repo_draft spec_draft_hf spec_default!
     """,
-    "kvplan sizes the GPUs of one machine; leave it out": "rpc",
-    "kvplan uses the GPUs in their order; leave it out": "device",
-    "kvplan sizes text generation; leave it out": "embedding! embeddings! rerank! reranking! pooling=none",
-    "kvplan does not change the file's metadata; leave it out": "override_kv",
+    "kvplan sizes the GPUs of one machine; remove it": "rpc",
+    "kvplan uses the GPUs in their order; remove it": "device",
+    "kvplan sizes text generation; remove it": "embedding! embeddings! rerank! reranking! pooling=none",
+    "kvplan does not change the file's metadata; remove it": "override_kv",
     "several models share the memory; paste one": "models_dir models_preset models_max",
-    "kvplan sizes experts only (--n-cpu-moe); leave it out": "n_cpu_ffn",
-    "one draft type only is without memory of its own; leave it out": """
+    "kvplan sizes experts only (--n-cpu-moe); remove it": "n_cpu_ffn",
+    "one draft type only is without memory of its own; remove it": """
         spec_type=none|ngram-simple|ngram-map-k|ngram-map-k4v|ngram-mod|ngram-cache
     """,
     "it sizes the cache by slots; write --ctx-size": "kv_unified_per_slot",

@@ -45,7 +45,7 @@ def model(request: Request) -> GGUFModel:
     if stored is not None and stored.format == "gguf":
         own = gguf_beside(stored, request.spec)
         if stated is not None and stated.upper() != own.label:
-            raise UsageError(f"--quant {stated}", f"the file is {own.label or 'of another type'}", "leave it out")
+            raise UsageError(f"--quant {stated}", f"the file is {own.label or 'of another type'}", "remove it")
         return own
     return gguf_of(request.spec, stated or usual_type(request))
 
@@ -64,7 +64,7 @@ def check(request: Request) -> None:
         value = getattr(args, name)
         if value != usual and name not in own and name not in BY_GPUS:
             flag = f"--{name.replace('_', '-')}"
-            cure = {"kv_cache_dtype": "write --cache-type-k and --cache-type-v"}.get(name, "leave it out")
+            cure = {"kv_cache_dtype": "write --cache-type-k and --cache-type-v"}.get(name, "remove it")
             raise UsageError(flag, "is no argument of llama.cpp", cure, keys=(name,))
 
 
