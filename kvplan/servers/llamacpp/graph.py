@@ -36,6 +36,12 @@ class Tensor:
     input   True for what the server writes before each batch
     """
 
+    op: str
+    kind: str
+    ne: Dims
+    nb: Dims
+    src: "list[Tensor]"
+    view: "Tensor | None"
     __slots__ = ("buffer", "input", "kind", "name", "nb", "nbytes", "ne", "op", "src", "view", "weight")
 
     def __init__(self, op: str, kind: str, ne: Dims, src: Sequence["Tensor"] = (), *, nb: Dims | None = None,
