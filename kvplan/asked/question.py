@@ -130,6 +130,8 @@ def requests(query: Asked) -> Inputs:
             query.drafts.check_ranks(split.tensor_parallel_size, "--speculative-config")
     model = replace(model, spec=server_of(release.engine).as_read(model.spec, args))
     contexts = query.contexts if query.context_of is None else (query.context_of(model.spec),)
+    if contexts == (None,) and query.environment:
+        contexts = (args.max_model_len,)  # of a variable
     loads = {context: query.load(context, model.spec) for context in contexts}
 
     def request(context: Context, machine: GpuSpec) -> Request:

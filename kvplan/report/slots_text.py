@@ -18,8 +18,8 @@ def answer_text(doc: PlanDocument, cache: SlotCache, several: str) -> str:
     several  the users at the lengths that were asked for; empty: they were not
     """
     tokens = f"{cache['cells']:,} tokens"
-    one = f"{tokens} for one user" if cache["caches"] == 1 else f"{cache['caches']} users at {tokens} each"
-    return f"{several or one}, {layers_text(doc, cache)}"
+    whole = f"{tokens} for one user" if cache["caches"] == 1 else f"{cache['caches']} users at {tokens} each"
+    return f"{several or whole}, {layers_text(doc, cache)}"
 
 
 def layers_text(doc: PlanDocument, cache: SlotCache) -> str:

@@ -354,7 +354,7 @@ def titles(has: Callable[[Abilities], bool]) -> tuple[str, str]:
 
 def is_named(text: str) -> bool:
     """True if a word or an image's name has the name of a supported server."""
-    return any(name in text or any(other in text for other in server_of(name).pasted().starts.images) for name in SERVERS)
+    return any(word in text for name in SERVERS for word in (name, *server_of(name).pasted().starts.images))
 
 
 def programs() -> str:

@@ -1,1 +1,0 @@
-"""llama.cpp's server: what it allocates on each device and on the host, and what its `--fit` chooses."""

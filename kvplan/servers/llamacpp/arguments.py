@@ -56,21 +56,32 @@ NO_EFFECT: Final = {
         alias tags hf_token log_disable! log_file log_jsonl! no_log_jsonl! log_prompts_dir log_colors verbose!
         log_verbose! verbosity log_verbosity log_prefix! no_log_prefix! log_timestamps! no_log_timestamps! simple_io!
         verbose_prompt! color no_mmproj! no_mmproj_auto! mmproj_auto! mmproj_offload! no_mmproj_offload!
-        image_min_tokens image_max_tokens parallel_tool_calls!
+        image_min_tokens image_max_tokens parallel_tool_calls! mtmd_batch_max_tokens video_fps video_timestamp_interval
+        video_ffmpeg_dir lora_init_without_apply! control_vector_layer_range models_autoload!
+        no_models_autoload! completion_bash! cache_list! list_devices! version! help! usage!
     """,
     "how drafts are found; those of a model are refused with it": """
         spec_ngram_mod_n_min spec_ngram_mod_n_max spec_ngram_mod_n_match spec_ngram_simple_size_n
         spec_ngram_simple_size_m spec_ngram_simple_min_hits draft draft_n draft_max draft_min draft_n_min
-        spec_draft_ngl gpu_layers_draft n_gpu_layers_draft spec_draft_type_k cache_type_k_draft spec_draft_type_v
-        cache_type_v_draft spec_draft_device device_draft spec_draft_threads threads_draft spec_draft_threads_batch
-        spec_draft_n_max spec_draft_n_min spec_draft_p_split draft_p_split spec_draft_p_min draft_p_min
+        spec_ngram_map_k_size_n spec_ngram_map_k_size_m spec_ngram_map_k_min_hits spec_ngram_map_k4v_size_n
+        spec_ngram_map_k4v_size_m spec_ngram_map_k4v_min_hits spec_ngram_size_n spec_ngram_size_m
+        spec_ngram_min_hits spec_draft_cpu_mask cpu_mask_draft spec_draft_cpu_range cpu_range_draft
+        spec_draft_cpu_strict cpu_strict_draft spec_draft_prio prio_draft spec_draft_poll poll_draft
+        spec_draft_cpu_mask_batch cpu_mask_batch_draft spec_draft_cpu_strict_batch cpu_strict_batch_draft
+        spec_draft_prio_batch prio_batch_draft spec_draft_poll_batch poll_batch_draft threads_batch_draft
+        spec_draft_override_tensor override_tensor_draft spec_draft_cpu_moe! cpu_moe_draft! spec_draft_n_cpu_moe
+        spec_draft_ncmoe n_cpu_moe_draft spec_synth_len spec_synth_rates spec_draft_backend_sampling!
+        no_spec_draft_backend_sampling! spec_draft_ngl gpu_layers_draft n_gpu_layers_draft spec_draft_type_k
+        cache_type_k_draft spec_draft_type_v cache_type_v_draft spec_draft_device device_draft
+        spec_draft_threads threads_draft spec_draft_threads_batch spec_draft_n_max spec_draft_n_min
+        spec_draft_p_split draft_p_split spec_draft_p_min draft_p_min
     """,
 }
 REFUSED: Final = {
     "kvplan does not size the tower beside the model; leave it out, and keep its file's size free": "mmproj mmproj_url",
     "kvplan does not read adapters of llama.cpp; leave it out": "lora lora_scaled control_vector control_vector_scaled",
     "kvplan does not size drafts of llama.cpp; leave it out": """
-        model_draft spec_draft_model hf_repo_draft spec_draft_hf mtp! dflash! eagle3! spec_default!
+        model_draft spec_draft_model hf_repo_draft spec_draft_hf spec_default!
     """,
     "kvplan sizes the GPUs of one machine; leave it out": "rpc",
     "kvplan uses the GPUs in their order; leave it out": "device",
@@ -81,23 +92,35 @@ REFUSED: Final = {
     "one draft type only is without memory of its own; leave it out": """
         spec_type=none|ngram-simple|ngram-map-k|ngram-map-k4v|ngram-mod|ngram-cache
     """,
-    "logits of every token are kept; leave it out": "group_attn grp_attn_n grp_attn_w",
+    "it sizes the cache by slots; write --ctx-size": "kv_unified_per_slot",
+    "it stands for a model and several flags; write them": """
+        embd_gemma_default! fim_qwen_1.5b_default! fim_qwen_3b_default! fim_qwen_7b_default! fim_qwen_7b_spec!
+        fim_qwen_14b_spec! fim_qwen_30b_default! gpt_oss_20b_default! gpt_oss_120b_default! vision_gemma_4b_default!
+        vision_gemma_12b_default! model_url docker_repo
+    """,
 }
-OMITTED: Final = "api_key api_key_file hf_token ssl_key_file"  # secrets
+OMITTED: Final = """
+    api_key api_key_file hf_token ssl_key_file server_base mlock no_mmap mmap direct_io no_direct_io show_timings
+    no_show_timings simple_io verbose_prompt color parallel_tool_calls defrag_thold help usage version list_devices
+    cache_list completion_bash
+"""  # secrets, what 0.5.0 no longer takes, and what ends the server
 
 OTHERS: Final[Mapping[str, Other]] = others("llamacpp", NO_EFFECT, REFUSED, {}, OMITTED)
 
 # One-dash forms of these flags.
 SHORT: Final = {
-    "t": "threads", "tb": "threads_batch", "C": "cpu_mask", "Cr": "cpu_range", "Cb": "cpu_mask_batch",
-    "Crb": "cpu_range_batch", "lcs": "lookup_cache_static", "lcd": "lookup_cache_dynamic", "n": "predict",
-    "ctxcp": "ctx_checkpoints", "cms": "checkpoint_min_step", "cram": "cache_ram", "e": "escape",
-    "r": "reverse_prompt", "sp": "special", "s": "seed", "l": "logit_bias", "j": "json_schema",
-    "jf": "json_schema_file", "bs": "backend_sampling", "gan": "grp_attn_n", "gaw": "grp_attn_w", "nr": "no_repack",
-    "dt": "defrag_thold", "cb": "cont_batching", "nocb": "no_cont_batching", "mm": "mmproj", "mmu": "mmproj_url",
-    "lm": "load_mode", "lzm": "lazy_mode", "dev": "device", "ncffn": "n_cpu_ffn", "a": "alias", "m": "model",
-    "hf": "hf_repo", "hfr": "hf_repo", "hff": "hf_file", "hft": "hf_token", "ag": "agent", "no_ag": "no_agent",
-    "to": "timeout", "rea": "reasoning", "sps": "slot_prompt_similarity", "v": "verbose", "lv": "verbosity",
-    "hfd": "hf_repo_draft", "hfrd": "hf_repo_draft", "md": "model_draft", "ngld": "spec_draft_ngl", "ctkd": "spec_draft_type_k",
-    "ctvd": "spec_draft_type_v", "devd": "spec_draft_device", "td": "spec_draft_threads", "co": "color",
+    "t": "threads", "tb": "threads_batch", "C": "cpu_mask", "Cr": "cpu_range", "Cb": "cpu_mask_batch", "Crb":
+    "cpu_range_batch", "lcs": "lookup_cache_static", "lcd": "lookup_cache_dynamic", "n": "predict", "ctxcp":
+    "ctx_checkpoints", "cms": "checkpoint_min_step", "cram": "cache_ram", "e": "escape", "r": "reverse_prompt",
+    "sp": "special", "s": "seed", "l": "logit_bias", "j": "json_schema", "jf": "json_schema_file", "bs":
+    "backend_sampling", "gan": "grp_attn_n", "gaw": "grp_attn_w", "nr": "no_repack", "dt": "defrag_thold", "cb":
+    "cont_batching", "nocb": "no_cont_batching", "mm": "mmproj", "mmu": "mmproj_url", "lm": "load_mode", "lzm":
+    "lazy_mode", "dev": "device", "dr": "docker_repo", "ncffn": "n_cpu_ffn", "a": "alias", "m": "model", "hf":
+    "hf_repo", "hfr": "hf_repo", "hff": "hf_file", "hft": "hf_token", "ag": "agent", "no_ag": "no_agent", "to":
+    "timeout", "rea": "reasoning", "sps": "slot_prompt_similarity", "v": "verbose", "lv": "verbosity", "hfd":
+    "hf_repo_draft", "hfrd": "hf_repo_draft", "md": "model_draft", "ngld": "spec_draft_ngl", "ctkd":
+    "spec_draft_type_k", "ctvd": "spec_draft_type_v", "devd": "spec_draft_device", "td": "spec_draft_threads", "co":
+    "color", "h": "help", "cl": "cache_list", "mu": "model_url", "tbd": "spec_draft_threads_batch", "Cd":
+    "spec_draft_cpu_mask", "Crd": "spec_draft_cpu_range", "Cbd": "spec_draft_cpu_mask_batch", "otd":
+    "spec_draft_override_tensor", "cmoed": "spec_draft_cpu_moe", "ncmoed": "spec_draft_n_cpu_moe",
 }  # fmt: skip

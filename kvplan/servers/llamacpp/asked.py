@@ -76,7 +76,7 @@ def settings(args: EngineArgs, num_devices: int) -> Settings:
         slots=args.max_num_seqs,
         unified=args.kv_unified,
         batch=args.max_num_batched_tokens or BATCH,
-        ubatch=args.ubatch_size or UBATCH,
+        ubatch=args.micro_batch_size or UBATCH,
         gpu_layers=args.gpu_layers,
         flash=args.flash_attn or "auto",
         cache_k=(args.cache_type_k or "f16").upper(),

@@ -31,10 +31,12 @@ from kvplan.servers.words.command import (
     take_unknown,
 )
 
-starts = Starts(("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server"))
+starts = Starts(
+    ("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server")
+)
 flags = READ, OTHERS
 variables = VARIABLES
-NAMES: Final = spellings("llamacpp")
+NAMES: Final = {name: argument for name, argument in spellings("llamacpp").items() if FLAGS[argument].printed}
 SHORTS: Final = {
     **SHORT,
     **{short: (FLAGS[name].names or (name,))[0] for short, name in short_flags("llamacpp").items()},
@@ -175,21 +177,30 @@ def _name_model(command: ServeCommand, file: str | None, repository: str | None)
         base, _, tag = (repository or "").partition(":")
         quant = match[1] if tag and (match := _QUANT.search(f"-{tag}")) else None
         name = re.sub(r"(?i)-GGUF$", "", base)
-    known = catalog.find(name) or catalog.find(name.rpartition("/")[2])
+    known = catalog_name(name.rpartition("/")[2]) if file is not None else catalog.find(name) or catalog_name(name)
     command.model = (known and catalog.facts(known)["id"]) or file or name
     if quant is not None:
         command.args.setdefault("quantization", quant.upper())
     if known is not None:
-        said = printable(file or repository or "", 120)
+        written = printable(file or repository or "", 120)
         command.notes.append(
-            Note(f"{said}: sized as llama-quantize makes {known}; the mixes of others differ: name the file for its own")
+            Note(f"{written}: sized as {known}; mixes of others than llama-quantize differ: name the file for its own")
         )
+
+
+def catalog_name(name: str) -> str | None:
+    """The catalog's model of a file's name, or of another publisher's repository."""
+    last = name.rpartition("/")[2]
+    if (own := catalog.find(last)) is not None:
+        return own
+    ids = ((own, catalog.facts(own)["id"]) for own in catalog.model_names())
+    return next((own for own, full in ids if full.rpartition("/")[2].lower() == last.lower()), None)
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:
     """Parse `--engine-arg k=v` if k is a name that only llama.cpp has, else return None; None also without a value."""
     name, (key, equals, value) = pair_name(text), text.partition("=")
-    argument = NAMES.get(name) or NAMES.get(SHORTS.get(name, ""))
+    argument = spellings("llamacpp").get(name) or NAMES.get(SHORTS.get(name, ""))
     if not equals or name in ARGUMENTS or argument is None:
         return None
     option = f"--engine-arg {printable(key, 60)}"

@@ -20,7 +20,7 @@ def explain(plan: Plan) -> Explanation:
 
 def _pools(plan: Plan, cache: SlotCache) -> Iterator[str]:
     whose = "shared by all slots (--kv-unified)" if cache.caches == 1 else "one for each slot"
-    yield f"{plural(cache.caches, 'cache')} of {cache.cells:,} cells, {whose}; windows and states are allocated beside it"
+    yield f"{plural(cache.caches, 'cache')} of {cache.cells:,} cells, {whose}; windows and states lie beside it"
     yield f"{cache.gpu_layers} of {cache.num_layers} layers on GPUs (--gpu-layers), the output one of them"
 
 

@@ -9,7 +9,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "max_model_len": Flag(("ctx_size",), ("c",)),
     "max_num_seqs": Flag(("parallel",), ("np",)),
     "max_num_batched_tokens": Flag(("batch_size",), ("b",)),
-    "ubatch_size": Flag(short=("ub",)),
+    "micro_batch_size": Flag(("ubatch_size",), ("ub",)),
     "quantization": Flag(("quant",), printed=False),  # part of the file's name, or of --hf-repo
     "gpu_layers": Flag(("gpu_layers", "n_gpu_layers"), ("ngl",)),
     "n_cpu_moe": Flag(short=("ncmoe",)),

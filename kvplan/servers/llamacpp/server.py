@@ -40,6 +40,7 @@ terms = Terms(
         "max_model_len": "--ctx-size",
         "max_num_seqs": "--parallel",
         "max_num_batched_tokens": "--batch-size",
+        "micro_batch_size": "--ubatch-size",
         "quantization": "--quant",
     },
     sources=Sources(

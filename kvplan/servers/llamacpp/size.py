@@ -58,7 +58,7 @@ class Started:
 
     model: GGUFModel
     server: Server
-    asked: Own
+    stated: Own
     fit: Fit
     measured: Measured
 
@@ -160,7 +160,8 @@ def pool_of(run: Started) -> CellPool:
     how = Paging(0, "", "", 1, 1, 1, 1, True, True, False, frozenset(), frozenset(), 0, None, 0, 0)
     spec = KVSpec("full", 1, max(1, token))
     layers = tuple((layer, spec) for layer in range(shape.num_layers))
-    slot = sum(4 * (shape.conv_state + shape.scan_state) for layer in range(shape.num_layers) if shape.keeps_state(layer))
+    states = sum(shape.keeps_state(layer) for layer in range(shape.num_layers))
+    slot = 4 * (shape.conv_state + shape.scan_state) * states
     return CellPool((KVGroup(layers, (spec,)),), (max(1, token),), how, token, slot)
 
 
@@ -202,7 +203,7 @@ def slots_of(run: Started, free: int) -> SlotCache:
 
 def chosen(run: Started) -> str:
     """What --fit chose, by its flags."""
-    own, stated = run.own, run.asked
+    own, stated = run.own, run.stated
     words = [f"--ctx-size {own.ctx}"] if stated.ctx == 0 and own.ctx != run.server.shape.trained_ctx else []
     if own.gpu_layers is not None and stated.gpu_layers is None and own.gpu_layers <= run.server.shape.num_layers:
         words.append(f"--gpu-layers {own.gpu_layers}")

@@ -12,7 +12,7 @@ ARGUMENTS: Final[Mapping[str, tuple[str, Kind]]] = {
     "LLAMA_ARG_CTX_SIZE": ("max_model_len", "size"),
     "LLAMA_ARG_N_PARALLEL": ("max_num_seqs", "size"),
     "LLAMA_ARG_BATCH": ("max_num_batched_tokens", "size"),
-    "LLAMA_ARG_UBATCH": ("ubatch_size", "size"),
+    "LLAMA_ARG_UBATCH": ("micro_batch_size", "size"),
     "LLAMA_ARG_N_GPU_LAYERS": ("gpu_layers", "size"),
     "LLAMA_ARG_N_CPU_MOE": ("n_cpu_moe", "size"),
     "LLAMA_ARG_CPU_MOE": ("cpu_moe", "on"),

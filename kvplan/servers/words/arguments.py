@@ -239,7 +239,9 @@ class EngineArgs:
     mem_fraction_static: float | None = argument(
         None, "fraction", "Fraction of free memory at startup for weights and KV cache.", "SHARE"
     )
-    max_num_seqs: int | None = argument(None, "count", "Maximum number of concurrent requests.", "N", ("--batch", "-np"))
+    max_num_seqs: int | None = argument(
+        None, "count", "Maximum number of concurrent requests.", "N", ("--batch", "-np")
+    )
     max_num_batched_tokens: int | None = argument(None, "tokens", "Maximum number of tokens per step.", "TOKENS")
     max_total_tokens: int | None = argument(None, "tokens", "Maximum number of tokens in the KV cache.", "TOKENS")
     dtype: str = argument(
@@ -464,7 +466,9 @@ class EngineArgs:
         None, "choice", "Role in prefill/decode disaggregation.", choices=("prefill", "decode")
     )
     enable_multimodal: bool | None = argument(None, "flag", "Accept images with models that default to text only.")
-    ubatch_size: int | None = argument(None, "tokens", "Tokens that are computed at once, of a batch.", "TOKENS", ("-ub",))
+    micro_batch_size: int | None = argument(
+        None, "tokens", "Tokens that are computed at once, of a batch.", "TOKENS", ("-ub",)
+    )
     gpu_layers: int | None = argument(
         None,
         "count",
@@ -481,7 +485,9 @@ class EngineArgs:
     override_tensor: str | None = argument(
         None, "pattern", r"Where tensors lie, by their names, e.g. '\.ffn_.*_exps\.=CPU'.", "REGEX=PLACE,...", ("-ot",)
     )
-    tensor_split: str | None = argument(None, "pattern", "Share of each GPU in the layers, e.g. 3,1.", "N,N,...", ("-ts",))
+    tensor_split: str | None = argument(
+        None, "pattern", "Share of each GPU in the layers, e.g. 3,1.", "N,N,...", ("-ts",)
+    )
     split_mode: Literal["layer", "none", "row", "tensor"] | None = argument(
         None, "choice", "How several GPUs share a model.", options=("-sm",), choices=("layer", "none", "row", "tensor")
     )
@@ -536,6 +542,48 @@ _FIELDS: Final = fields(EngineArgs)
 ARGUMENTS: Final[Mapping[str, Argument]] = {field.name: field.metadata["row"] for field in _FIELDS}
 DEFAULTS: Final[Mapping[str, Any]] = {field.name: field.default for field in _FIELDS}
 LEFT_OUT: Final[Mapping[str, Any]] = {"allow_deprecated_quantization": False}  # what a command without it says
+
+
+# What servers other than the default one call arguments that they share, as options with the same values. Their flags
+# are loaded only if the server is asked for.
+OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "max_model_len": ("--context-length", "--ctx-size"),
+    "tensor_parallel_size": ("--tp-size",),
+    "pipeline_parallel_size": ("--pp-size",),
+    "data_parallel_size": ("--dp-size",),
+    "num_redundant_experts": ("--ep-num-redundant-experts",),
+    "all2all_backend": ("--moe-a2a-backend",),
+    "max_num_seqs": ("--max-running-requests", "--parallel"),
+    "max_num_batched_tokens": ("--chunked-prefill-size", "--batch-size"),
+    "mamba_ssm_cache_dtype": ("--mamba-ssm-dtype",),
+    "micro_batch_size": ("--ubatch-size",),
+    "block_size": ("--page-size",),
+    "enable_prefix_caching": (" /--disable-radix-cache",),
+    "disable_hybrid_kv_cache_manager": ("--disable-hybrid-swa-memory",),
+    "async_scheduling": (" /--disable-overlap-schedule",),
+    "enforce_eager": ("--disable-cuda-graph",),
+    "hf_overrides": ("--json-model-override-args",),
+    "max_loras": ("--max-loras-per-batch",),
+    "max_cpu_loras": ("--max-loaded-loras",),
+    "enable_moe_shared_loras": ("--experts-shared-outer-loras",),
+    "num_speculative_tokens": ("--speculative-num-steps",),
+    "cuda_graph_max_bs": ("--cuda-graph-max-bs-decode",),
+}
+
+
+def own_names(server: str) -> dict[str, str]:
+    """A server's names of arguments that are options with the same values, if they are not the arguments' own."""
+    names = {}
+    for name, flag in flags_of(server).items():
+        row = ARGUMENTS[name]
+        if not flag.printed or not flag.names or flag.names[0] in ARGUMENTS:
+            continue
+        spelling = f"--{flag.names[0].replace('_', '-')}"
+        if row.kind != "flag" and flag.on is None:
+            names[name] = spelling
+        elif row.kind == "flag" and flag.on is not None:
+            names[name] = spelling if flag.on else f" /{spelling}"
+    return names
 
 
 def short_flags(server: str) -> dict[str, str]:
