@@ -77,7 +77,7 @@ def size_of(kind: str, ne: Dims, nb: Dims) -> int:
         return 0
     block, size = BLOCKS[kind]
     first = size + (ne[0] - 1) * nb[0] if block == 1 else ne[0] * nb[0] // block
-    return first + sum((ne[i] - 1) * nb[i] for i in (1, 2, 3))
+    return first + (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
 
 
 class Graph:

@@ -21,7 +21,6 @@ DEVICE_ALIGNMENT: Final = 128
 HOST_ALIGNMENT: Final = 32
 # CUDA kernels read quantized rows in runs of so many elements; what a row lacks is allocated once behind the tensor.
 ROW_ELEMENTS: Final = 512
-EXPERTS: Final = r"ffn_(up|down|gate_up|gate)_(ch|)exps"
 # Tensors of no layer that the server keeps beside the embedding, on the host.
 INPUTS: Final = ("token_embd.weight", "position_embd.weight", "token_types.weight", "per_layer_token_embd.weight")
 ROPE_FACTORS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -10,6 +10,7 @@ from kvplan.models.gguf_model import gguf_of
 from kvplan.servers.llamacpp.measure import Measured, Server
 from kvplan.servers.llamacpp.settings import MIB, Device, Settings, context_of
 
+GRANITE = "ibm-granite/granite-3b-code-instruct-128k"
 GPU = Device(200_000 * MIB, 200_000 * MIB)
 
 
