@@ -4,6 +4,7 @@ Source: ggml 0.25.3 (llama.cpp at commit 0c1e57098), ggml-alloc.c: best fit amon
 source that nobody else reads.
 """
 
+from bisect import insort
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -56,7 +57,7 @@ class Arena:
                 if i and free[i - 1][0] + free[i - 1][1] == block[0]:
                     free[i - 1][1] += free.pop(i)[1]
                 return
-        free.insert(sum(block[0] < offset for block in free), [offset, size])
+        insort(free, [offset, size])
 
 
 class Laid(NamedTuple):

@@ -30,7 +30,7 @@ def finish(g: RecurrentBlocks, x: Tensor, *, op: str = "RMS_NORM", rows: Tensor 
            rows_after: Tensor | None = None) -> Tensor:  # fmt: skip
     """The last norm and the output matrix; `rows` are chosen before the norm, `rows_after` behind it.
 
-    What is before the choice is kept for drafts, whether there are any or not, and what goes into the output matrix too.
+    What is before the choice is kept for drafts, whether there are any or not; so is what goes into the output matrix.
     """
     if rows is not None:
         x = g.get_rows(g.output(x), rows)

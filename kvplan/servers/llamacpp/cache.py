@@ -42,20 +42,19 @@ def check_kinds(shape: Shape, settings: Settings, flash: bool) -> None:
     k, v = settings.cache_k, settings.cache_v
     for flag, kind in (("-ctk", k), ("-ctv", v)):
         if kind not in CACHE_KINDS:
-            raise UsageError(f"{flag} {kind.lower()}: llama.cpp has no such cache type", "use f16 or q8_0")
+            raise UsageError(f"{flag} {kind.lower()}", "llama.cpp has no such cache type", "use f16 or q8_0")
     if shape.is_mla and k != v:
-        problem = f"this model keeps one cache for both, so -ctv must be {k.lower()} too"
-        raise UsageError(f"-ctk {k.lower()} -ctv {v.lower()}", problem)
+        cure = f"use -ctv {k.lower()}"
+        raise UsageError(f"-ctk {k.lower()} -ctv {v.lower()}", "this model keeps one cache for both", cure)
     if quantized(v) and not flash:
-        problem = f"-ctv {v.lower()}: a quantized V cache needs flash attention"
-        raise UsageError(problem, "use -fa on, or leave V at f16")
+        raise UsageError(f"-ctv {v.lower()}", "a quantized V cache needs flash attention", "use -fa on or -ctv f16")
     if settings.flash == "off":
         return
     for which, (flag, kind) in enumerate((("-ctk", k), ("-ctv", v))):
         for layer in range(shape.num_layers):
             if (head := shape.head_dims(layer)[which]) % BLOCKS[kind][0]:
-                problem = f"{flag} {kind.lower()}: blocks of {BLOCKS[kind][0]} elements do not divide heads of {head}"
-                raise UsageError(problem, "use f16")
+                problem = f"blocks of {BLOCKS[kind][0]} elements do not divide heads of {head}"
+                raise UsageError(f"{flag} {kind.lower()}", problem, f"use {flag} f16")
 
 
 def layer_bytes(shape: Shape, layer: int, context: Context, settings: Settings, flash: bool) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from kvplan.servers.llamacpp.architectures import build
 from kvplan.servers.llamacpp.blocks import Batch
 from kvplan.servers.llamacpp.graph import Tensor
 from kvplan.servers.llamacpp.kernels import device_size
-from kvplan.servers.llamacpp.placement import DEVICE_ALIGNMENT, HOST_ALIGNMENT, Placement, quantized
+from kvplan.servers.llamacpp.placement import DEVICE_ALIGNMENT, HOST_ALIGNMENT, Placement
 from kvplan.servers.llamacpp.recurrent import RecurrentBlocks
 from kvplan.servers.llamacpp.schedule import PIPELINE_COPIES, Schedule
 from kvplan.servers.llamacpp.settings import Context, Device, Settings, padded
@@ -29,12 +29,10 @@ class Compute(NamedTuple):
 
 def flash_attention(shape: Shape, placement: Placement, context: Context, settings: Settings,
                     devices: Sequence[Device]) -> bool:  # fmt: skip
-    """Whether the server uses flash attention.
+    """Whether `-fa auto` is flash attention: not if a layer's own place does not compute it.
 
-    `auto` turns it off if a layer's own place does not compute it, but not with a quantized V cache, which needs it.
+    With a quantized V cache, which needs it, the server does not ask.
     """
-    if settings.flash != "auto" or quantized(settings.cache_v):
-        return settings.flash != "off"
     slots = context.slots
     graph = RecurrentBlocks(shape, placement, context, settings, Batch(slots, 1, slots, slots), True)
     build(graph)

@@ -36,6 +36,12 @@ class Tensor:
     input   True for what the server writes before each batch
     """
 
+    op: str
+    kind: str
+    ne: Dims
+    nb: Dims
+    src: "list[Tensor]"
+    view: "Tensor | None"
     __slots__ = ("buffer", "input", "kind", "name", "nb", "nbytes", "ne", "op", "src", "view", "weight")
 
     def __init__(self, op: str, kind: str, ne: Dims, src: Sequence["Tensor"] = (), *, nb: Dims | None = None,
@@ -71,7 +77,7 @@ def size_of(kind: str, ne: Dims, nb: Dims) -> int:
         return 0
     block, size = BLOCKS[kind]
     first = size + (ne[0] - 1) * nb[0] if block == 1 else ne[0] * nb[0] // block
-    return first + sum((ne[i] - 1) * nb[i] for i in (1, 2, 3))
+    return first + (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
 
 
 class Graph:

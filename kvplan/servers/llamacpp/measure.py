@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from kvplan.servers.llamacpp.cache import check_kinds, context_bytes
 from kvplan.servers.llamacpp.compute import compute, flash_attention
-from kvplan.servers.llamacpp.placement import Placement, place
+from kvplan.servers.llamacpp.kernels import OFFLOAD_BATCH
+from kvplan.servers.llamacpp.placement import Placement, place, quantized
 from kvplan.servers.llamacpp.settings import Context, Device, Settings, context_of
 from kvplan.servers.llamacpp.shape import FileLike, Shape, shape_of
 
@@ -40,7 +41,7 @@ class Server:
     def __init__(self, model: FileLike, devices: Sequence[Device]) -> None:
         self.model, self.devices = model, tuple(devices)
         self._known: dict[tuple[Settings, bool], Measured] = {}
-        self._flash: dict[Settings, bool] = {}
+        self._flash: dict[tuple[Settings, Device | None], bool] = {}
 
     @cached_property
     def shape(self) -> Shape:
@@ -56,18 +57,38 @@ class Server:
         return self._known[settings, pipeline]
 
     def flash(self, settings: Settings, where: Placement, context: Context) -> bool:
-        """Whether it uses flash attention, which no length of the context changes: a cache is whole runs of cells."""
-        key = replace(settings, ctx=0)
-        if key not in self._flash:
-            used = [self.devices[i] for i in where.devices]
-            self._flash[key] = flash_attention(self.shape, where, context, settings, used)
-        return self._flash[key]
+        """Whether it uses flash attention.
+
+        The operation runs where its cache is stored just before it, so that only the devices decide; no length of the
+        context does, for a cache is whole runs of cells. The whole graph decides where caches lie elsewhere, where a
+        layer stores none, where heads differ, and where so many slots make the weights of the host move.
+        """
+        shape, used = self.shape, [self.devices[i] for i in where.devices]
+        attending = [i for i in range(shape.num_layers) if shape.attends(i)]
+        alike = len({shape.head_dims(i) for i in attending}) == 1 and not shape.num_shared_kv
+        if not settings.offload_cache or not alike or context.slots >= OFFLOAD_BATCH:
+            key = replace(settings, ctx=0), None
+            if key not in self._flash:
+                self._flash[key] = flash_attention(shape, where, context, settings, used)
+            return self._flash[key]
+        positions = {where.layers[i] for i in attending}
+        return all(self._flash_on(used[i], settings) for i in positions if i is not None)
+
+    def _flash_on(self, device: Device, settings: Settings) -> bool:
+        """Whether a device that holds all layers uses flash attention."""
+        alone = replace(settings, ctx=0, gpu_layers=None, overrides=(), split=(), split_mode="layer")
+        if (alone, device) not in self._flash:
+            where, context = place(self.model, self.shape, alone, [device]), context_of(self.shape, alone)
+            self._flash[alone, device] = flash_attention(self.shape, where, context, alone, [device])
+        return self._flash[alone, device]
 
     def _measure(self, settings: Settings, pipeline: bool) -> Measured:
         shape, context = self.shape, context_of(self.shape, settings)
         where = place(self.model, shape, settings, self.devices)
         used = [self.devices[i] for i in where.devices]
-        flash = self.flash(settings, where, context)
+        flash = settings.flash != "off"
+        if settings.flash == "auto" and not quantized(settings.cache_v):
+            flash = self.flash(settings, where, context)
         check_kinds(shape, settings, flash)
         caches = context_bytes(shape, where, context, settings, flash)
         buffers = compute(shape, where, context, settings, used, flash, pipeline=pipeline)

@@ -21,13 +21,11 @@ DEVICE_ALIGNMENT: Final = 128
 HOST_ALIGNMENT: Final = 32
 # CUDA kernels read quantized rows in runs of so many elements; what a row lacks is allocated once behind the tensor.
 ROW_ELEMENTS: Final = 512
-EXPERTS: Final = r"ffn_(up|down|gate_up|gate)_(ch|)exps"
 # Tensors of no layer that the server keeps beside the embedding, on the host.
 INPUTS: Final = ("token_embd.weight", "position_embd.weight", "token_types.weight", "per_layer_token_embd.weight")
 ROPE_FACTORS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Tensors of no layer that are placed like those of the first.
 FIRST_LAYER: Final = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm", *ROPE_FACTORS)
-BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 
 
 def quantized(kind: str) -> bool:
@@ -91,13 +89,10 @@ class Placement:
 
 def devices_in_use(devices: Sequence[Device], settings: Settings) -> tuple[int, ...]:
     """GPUs that the server uses, by number."""
-    if settings.split_mode in ("row", "tensor"):
-        raise UsageError(
-            f"-sm {settings.split_mode}: CUDA devices have no split buffers in this llama.cpp"
-            if settings.split_mode == "row"
-            else "-sm tensor: is experimental, and kvplan does not size it",
-            "use -sm layer",
-        )
+    if settings.split_mode == "row":
+        raise UsageError("-sm row", "CUDA devices have no split buffers in this llama.cpp", "use -sm layer")
+    if settings.split_mode == "tensor":
+        raise UsageError("-sm tensor", "is experimental, and kvplan does not size it", "use -sm layer")
     if settings.split_mode == "none":
         if not devices or settings.main_gpu < 0:
             return ()
@@ -132,8 +127,8 @@ def _tensors(model: FileLike, shape: Shape, layers: Sequence[int | None], output
              used: tuple[int, ...]) -> Iterator[tuple[TensorLike, int | None]]:  # fmt: skip
     tied = not any(tensor.name == "output.weight" for tensor in model.tensors)
     for tensor in model.tensors:
-        block = BLOCK.match(tensor.name)
-        if block and int(block[1]) >= shape.num_layers:
+        block = tensor.layer
+        if block is not None and block >= shape.num_layers:
             continue  # a block that only MTP drafting loads
         stated, found = override(tensor.name, overrides)
         if found:
@@ -141,8 +136,8 @@ def _tensors(model: FileLike, shape: Shape, layers: Sequence[int | None], output
             yield tensor, where
             if tied and tensor.name == "token_embd.weight" and where != output:
                 yield tensor, output
-        elif block:
-            yield tensor, layers[int(block[1])]
+        elif block is not None:
+            yield tensor, layers[block]
         elif tensor.name in INPUTS:
             yield tensor, None
             if tied and tensor.name == "token_embd.weight" and output is not None:

@@ -3,6 +3,7 @@
 Source: llama.cpp at commit 0c1e57098, `llama_model_base::load_hparams` and the `load_arch_hparams` of each model.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -18,6 +19,7 @@ FOUR_POSITIONS: Final = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35",
 HYBRIDS: Final = DELTA_NETS | {"nemotron_h", "nemotron_h_moe", "falcon-h1", "lfm2"}
 # What a model without this key has: llama.cpp's own defaults.
 GEMMA2_WINDOW: Final = 4096
+BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 
 
 class TensorLike(Protocol):
@@ -31,6 +33,8 @@ class TensorLike(Protocol):
     def kind(self) -> str: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def layer(self) -> int | None: ...
 
 
 class FileTensor(NamedTuple):
@@ -41,6 +45,11 @@ class FileTensor(NamedTuple):
     @property
     def nbytes(self) -> int:
         return tensor_bytes(self.kind, self.shape)
+
+    @property
+    def layer(self) -> int | None:
+        block = BLOCK.match(self.name)
+        return int(block[1]) if block else None
 
 
 class FileLike(Protocol):
