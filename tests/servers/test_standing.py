@@ -171,7 +171,8 @@ def test_every_flag_of_llamacpps_parser_is_known_to_the_reader() -> None:
     flags = next(facts["flags"] for facts in FACTS if facts["server"] == "llamacpp")
     reader = llamacpp_command
     names = {flag: flag.removeprefix("--").replace("-", "_") for flag in flags}
-    known = {*reader.NAMES, *reader.OTHERS, *(name for text in reader.READ.values() for name in text.split())}
+    read, others = reader.flags
+    known = {*reader.NAMES, *others, *(name for text in read.values() for name in text.split())}
     unknown = [flag for flag, name in names.items() if name not in known and name.removeprefix("no_") not in known]
     assert (len(flags) > 300, unknown) == (True, [])
 

@@ -9,9 +9,10 @@ COMPARED = "the answers of llama.cpp's own code"
 def rows(plan: Plan) -> tuple[HostRow, ...]:
     assert plan.slots is not None
     place = next(place for place in plan.slots.places if place.name == "host")
+    mapped = "tensors that stay on the host; mapped from the file, unless --no-mmap"
     sized = (
-        ("weights", place.weights, "tensors that stay on the host; mapped from the file, unless --no-mmap"),
-        ("kv_offloading", place.context, "caches of the layers on the host"),
-        ("buffers", place.compute, "the host's part of the graph"),
+        HostRow("weights", place.weights, "replica", mapped, SOURCE, COMPARED),
+        HostRow("kv_offloading", place.context, "replica", "caches of the layers on the host", SOURCE, COMPARED),
+        HostRow("buffers", place.compute, "replica", "the host's part of the graph", SOURCE, COMPARED),
     )
-    return tuple(HostRow(name, size, "replica", text, SOURCE, COMPARED) for name, size, text in sized if size)
+    return tuple(row for row in sized if row.size)

@@ -5,13 +5,15 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.core.records import dataclass
-from kvplan.core.units import MIB, format_gib
-from kvplan.models.gguf_model import GGUFModel
+from kvplan.core.units import MIB, format_gib, plural
+from kvplan.models.gguf_model import GGUFModel, gguf_of
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.llamacpp import asked
 from kvplan.servers.llamacpp.cache import layer_bytes
 from kvplan.servers.llamacpp.changes import SOURCE
 from kvplan.servers.llamacpp.fit import Fit, fit
+from kvplan.servers.llamacpp.inversions import room
+from kvplan.servers.llamacpp.loading import Obstacle, loaded
 from kvplan.servers.llamacpp.measure import Measured, Server
 from kvplan.servers.llamacpp.placement import buffer_bytes
 from kvplan.servers.llamacpp.settings import Settings as Own
@@ -61,6 +63,7 @@ class Started:
     stated: Own
     fit: Fit
     measured: Measured
+    obstacle: Obstacle | None
 
     @property
     def own(self) -> Own:
@@ -73,11 +76,19 @@ def started(request: Request, taken: int) -> Started:
     server = Server(file, [asked.device(request, taken)] * count)
     own = asked.settings(request.args, count)
     result = fit(server, own) if own.fit else Fit(own, False)
-    return Started(file, server, own, result, server.measure(result.settings))
+    return Started(file, server, own, result, *loaded(server, result.settings))
+
+
+# A GPU with the host's memory: 117,434 of 124,610 MiB free in a start-up log of an idle GB10.
+SHARED_IN_USE: Final = (124_610 - 117_434) * MIB
 
 
 def in_use(request: Request) -> Estimate:
-    stated = request.memory_in_use or 0
+    stated = request.memory_in_use
+    if stated is None and request.gpu.unified:
+        size, text = SHARED_IN_USE, "the host's on an idle GB10; set --memory-in-use"
+        return Estimate(size, size, size, text, "a start-up log of llama.cpp", "measured")
+    stated = stated or 0
     return Estimate(stated, stated, stated, "as stated (--memory-in-use)", "--memory-in-use", "exact")
 
 
@@ -106,20 +117,28 @@ def size(request: Request) -> Sized:
         "context": context,
         "in_use": used,
     }
-    room = free - sum(groups.values()) - compute
+    left = free - sum(groups.values()) - compute
     share = 0 if memory is None else memory.context
-    short = max((use.total - free for place, use in run.measured.places.items() if place is not None), default=0)
+    short = missing(run, free)
     capacity = Capacity(
         num_blocks=cache.total + SPARE, bytes_per_block=max(1, per_token(run)), stage=0, max_model_len=cache.cells,
         blocks_per_request=cache.cells, max_concurrency=float(cache.streams), tokens=cache.total, fits=short <= 0,
         deficit=max(0, short),
     )  # fmt: skip
-    budget = Budget(max(0, free - margin), groups, estimates, (room, room, room))
+    budget = Budget(max(0, free - margin), groups, estimates, (left, left, left))
     blocks, ends = (capacity.num_blocks,) * 2, (float(cache.streams),) * 2
     return Sized(
         settings, pool_of(run), [budget], capacity, blocks, ends, (PoolShare(share, share),), tuple(notes(run)),
         slots=slots_of(run, free),
     )  # fmt: skip
+
+
+def missing(run: Started, free: int) -> int:
+    """Bytes that a GPU lacks; at least those of the first buffer that does not fit."""
+    if run.obstacle is None:
+        return 0
+    on_gpus = (use.total - free for place, use in run.measured.places.items() if place is not None)
+    return max(run.obstacle.wanted - run.obstacle.left, *on_gpus)
 
 
 def tightest(run: Started) -> int | None:
@@ -180,6 +199,14 @@ def compute_text(run: Started) -> str:
     )
 
 
+def host_experts(run: Started) -> int:
+    """Layers on GPUs of whose experts some tensor is on the host."""
+    placement = run.measured.placement
+    layers = {f"blk.{number}." for number, where in enumerate(placement.layers) if where is not None}
+    names = (tensor.name for tensor, where in placement.tensors if where is None and "exps" in tensor.name)
+    return len({name[: name.index(".", 4) + 1] for name in names} & layers)
+
+
 def slots_of(run: Started, free: int) -> SlotCache:
     """The cache and the places, for an answer in the server's words."""
     measured, shape = run.measured, run.server.shape
@@ -188,15 +215,13 @@ def slots_of(run: Started, free: int) -> SlotCache:
         SlotPlace(names[place], use.weights, use.context, use.compute, 0 if place is None else free)
         for place, use in measured.places.items()
     )
-    experts = {tensor.layer for tensor, where in measured.placement.tensors if where is None and "exps" in tensor.name}
-    layers = {number for number, where in enumerate(measured.placement.layers) if where is not None}
     return SlotCache(
         cells=measured.context.cells,
         caches=measured.context.streams,
         slots=measured.context.slots,
         gpu_layers=min(measured.placement.gpu_layers, shape.num_blocks + 1) if measured.placement.devices else 0,
         num_layers=shape.num_blocks + 1,
-        host_experts=len(experts & layers),
+        host_experts=host_experts(run),
         places=places,
     )
 
@@ -208,8 +233,31 @@ def chosen(run: Started) -> str:
     if own.gpu_layers is not None and stated.gpu_layers is None and own.gpu_layers <= run.server.shape.num_layers:
         words.append(f"--gpu-layers {own.gpu_layers}")
     if len(own.overrides) > len(stated.overrides):
-        words.append(f"the host for the experts of {len(own.overrides) - len(stated.overrides)} layers")
+        words.append(f"the host for the experts of {plural(host_experts(run), 'layer')}")
     return " and ".join(words) or "the layers of each GPU"
+
+
+# File types by size, as people choose among them.
+TYPES: Final = (
+    "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_XXS",
+    "Q2_K", "IQ2_M", "IQ2_XXS",
+)  # fmt: skip
+
+
+def next_type(run: Started) -> str:
+    """The largest smaller type of a file with which everything is on the GPUs; empty: it is, or none does."""
+    model, own, context = run.model, run.own, run.measured.context
+    whole = run.measured.placement.gpu_layers > run.server.shape.num_blocks and len(own.overrides) == 0
+    if (whole and run.obstacle is None) or model.mixed_by == "file" or model.label not in TYPES:
+        return ""
+    free = sum(device.free for device in run.server.devices)
+    plain = replace(run.stated, ctx=context.total, gpu_layers=None, overrides=())
+    for kind in TYPES[TYPES.index(model.label) + 1 :]:
+        file = gguf_of(model.spec, kind)
+        if file.total_bytes < free and room(Server(file, run.server.devices), plain, own.fit_target[0]) >= 0:
+            layers = f"all {run.server.shape.num_blocks + 1} layers on GPUs at {context.total:,} tokens"
+            return f"--quant {kind} ({format_gib(file.total_bytes)}) keeps {layers}"
+    return ""
 
 
 def notes(run: Started) -> list[str]:
@@ -224,6 +272,8 @@ def notes(run: Started) -> list[str]:
         texts.append(f"--fit gives up: {run.fit.problem}")
     elif run.fit.changed:
         texts.append(f"--fit chose {chosen(run)}, which leaves {own.fit_target[0] // MIB:,} MiB of each GPU free")
+    if smaller := next_type(run):
+        texts.append(smaller)
     if run.server.devices and not run.server.devices[0].capability:
         texts.append("compute buffers are CUDA's; those of other GPUs were not compared")
     return texts
