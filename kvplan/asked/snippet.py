@@ -210,7 +210,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             own = next((text for text in (flag, *longs) if str(text).startswith("--")), flag)
             keys = {keyword.arg: keyword.value for keyword in node.keywords}
             dest = keys.get("dest")
-            name = dest.value if isinstance(dest, ast.Constant) else str(own).lstrip("-").replace("-", "_")
+            name = str(dest.value) if isinstance(dest, ast.Constant) else str(own).lstrip("-").replace("-", "_")
             yield f"args.{name}", keys.get("default", _UNKNOWN)
 
 

@@ -15,7 +15,7 @@ from kvplan.documents.explorer import EXPLORER, FULL, Axis, ExplorerDocument, ch
 from kvplan.planning.grid import arguments_of, parts, prices_of, refuse_undrafted_lists
 from kvplan.planning.recommend import MOST_USERS
 from kvplan.planning.sweep import Grid
-from kvplan.servers.base import SERVERS, parse_engine, server_of, terms_of
+from kvplan.servers.base import SERVERS, abilities_of, parse_engine, server_of, terms_of
 
 if TYPE_CHECKING:
     from kvplan.servers.releases import Version
@@ -38,7 +38,9 @@ LABELS = {
     "gpu_memory_utilization": "GPU memory utilization",
     "mem_fraction_static": "Static memory fraction",
 }
-SHARE_NAMES = {terms_of(name).share_argument for name in SERVERS}
+# Servers with a fraction of the memory to choose; the page has no sliders for layers.
+BY_SHARE = tuple(name for name in SERVERS if not abilities_of(name).fits_context)
+SHARE_NAMES = {terms_of(name).share_argument for name in BY_SHARE}
 
 
 def explore(options: ExploreOptions) -> int:
@@ -69,7 +71,11 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
     if not options.models:
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
     refuse_single(options)
-    releases = dict.fromkeys(parse_engine(text) for text in parts(options.engine, "--engine") or SERVERS)
+    releases = dict.fromkeys(parse_engine(text) for text in parts(options.engine, "--engine") or BY_SHARE)
+    for release in releases:
+        if release.engine not in BY_SHARE:
+            problem = "places layers, for which the page has no sliders"
+            raise UsageError(f"--engine {release.engine}", problem, "use `kvplan sweep`, which has its flags")
     reading, errors = Inputs([], 0), list[KvplanError]()
     grids: list[tuple[Grid, list[Axis], str]] = []
     for model in dict.fromkeys(options.models):

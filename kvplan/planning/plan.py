@@ -151,6 +151,7 @@ def plan(request: Request) -> Plan:
         refusal=refusal,
         notes=(*request.spec.notes, *notes, *answer.notes),
         encoder=answer.encoder,
+        slots=answer.slots,
     )
 
 
