@@ -464,7 +464,8 @@ def test_ranks_that_share_experts_come_before_stages_and_before_many_more_gpus(r
     best = doc["placements"][0]
     assert best["changes"] == [SHARED_EXPERTS]
     assert best["replicas"] == best["num_gpus"]
-    assert doc["answer"].startswith(f"{best['num_gpus']} x {best['gpu']} with {SHARED_EXPERTS} have memory for 400 users")
+    best_name = f"{best['num_gpus']} x {best['gpu']} with {SHARED_EXPERTS}"
+    assert doc["answer"].startswith(f"{best_name} have memory for 400 users")
     document = recommended(run, model, "--users", "400", "--ctx", "32k", "--gpu", "h200", "--num-gpus", "8")
     cures = [cure for cure in document["fit"]["cures"] if cure["max_model_len"] == 32768]
     staged = ["pipeline stages" in cure["changes"] for cure in cures]
