@@ -252,9 +252,13 @@ def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
 
 
 def _gpu_named(log: ServerLog) -> GpuSpec | None:
+    """The GPU that a log names, of several of one name that of the logged total; None: it names none, or several."""
     if log.first("gpu") is None:
         return None
-    return next((candidate for candidate in map(gpu, gpu_names()) if _is_named(log, candidate)), None)
+    named, total = [spec for spec in map(gpu, gpu_names()) if _is_named(log, spec)], log.first("total_memory")
+    if len(named) < 2 or total is None:
+        return named[0] if len(named) == 1 else None
+    return min(named, key=lambda spec: abs(spec.total_memory - total.size))
 
 
 def _is_named(log: ServerLog, spec: GpuSpec) -> bool:
