@@ -13,7 +13,7 @@ from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, MAX_TOKENS, format_gib
-from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
+from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, of_total, with_memory
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import logs_of, server_of
@@ -239,8 +239,7 @@ def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
         return [named if logged is None else with_memory(named, logged.size)], None
     if logged is None or logged.size <= 0:
         return [], None
-    reporting = [candidate for candidate in map(gpu, gpu_names()) if _reports(candidate, logged)]
-    near = [candidate for candidate in reporting if candidate.total_memory_kind == "logged"] or reporting
+    near = of_total(lambda candidate: _reports(candidate, logged))
     if not near:
         text = f"no GPU that kvplan knows reports {logged.text} GiB: only its bytes are known; --gpu NAME says more"
         return [custom_gpu(logged.size)], text

@@ -21,7 +21,7 @@ kvplan.hardware.names, loaded for them alone.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final, Literal, TypeVar
@@ -185,6 +185,13 @@ def offered_names() -> tuple[str, ...]:
     """Those that a remedy may name; the others are not parsed."""
     texts = entries.sections(entries.locate("gpus.yaml")).items()
     return tuple(name for name, text in texts if "\n  offered: false\n" not in text)
+
+
+def of_total(reports: Callable[[GpuSpec], bool]) -> list[GpuSpec]:
+    """GPUs that a total alone may mean: those on offer, else other logged ones; none whose total its owner sets."""
+    reporting = [spec for spec in map(gpu, gpu_names()) if not spec.has_own_limit and reports(spec)]
+    offered = [spec for spec in reporting if spec.offered]
+    return offered or [spec for spec in reporting if spec.total_memory_kind == "logged"]
 
 
 def custom_gpu(total_memory: int) -> GpuSpec:
