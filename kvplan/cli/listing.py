@@ -209,11 +209,7 @@ def gpus(options: GpusOptions) -> int:
         return size_bars("Memory", ((row["name"], row["total_memory"]) for row in rows))
 
     if named is None:
-
-        def screen() -> list[Part]:
-            return [tables.gpu_list(rows), line(), *map(line, OTHER_NAMES)]
-
-        response = listed(rows, "gpus", screen, lambda: [tables.gpu_list(rows)], sizes)
+        response = listed(rows, "gpus", lambda: gpu_parts(rows), lambda: [tables.gpu_list(rows)], sizes)
     else:
         document: GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}
         details = gpu_details(rows[0], named.spec)
@@ -222,6 +218,10 @@ def gpus(options: GpusOptions) -> int:
         response = listed(rows, "gpus", lambda: fact_lines(details), lambda: [facts_table(details)], sizes, document)
     answer(response, options)
     return 0
+
+
+def gpu_parts(rows: Sequence[GpuRow]) -> list[Part]:
+    return [tables.gpu_list(rows), line(), *(line(text) for text in OTHER_NAMES)]
 
 
 def gpu_details(row: GpuRow, spec: GpuSpec) -> list[tuple[str, str]]:
