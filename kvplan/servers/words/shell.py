@@ -352,7 +352,7 @@ def scripted(words: list[str], depth: int, variables: Variables) -> list[list[st
     literals = {name: value for name, value in own.items() if value is not None and is_literal(value)}
     commands = [
         [*images, *command] if names_server(command) else command
-        for command in split(words[script_index(words, flag)], depth + 1, variables | literals)
+        for command in split(words[script_index(words, flag)], depth + 1, {**variables, **literals})
     ]  # the image implies the release
     exported = [name if value is None else f"{name}={value}" for name, value in own.items()]
     return [["export", *exported], *commands] if exported else commands
