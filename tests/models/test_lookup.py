@@ -9,7 +9,7 @@ import kvplan
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.models import catalog
 from kvplan.models.lookup import base_of, copied, in_path, relatives
-from tests.policy.test_cli_check_base import config_file
+from tests.support.cli import config_file
 
 
 @pytest.mark.parametrize(
