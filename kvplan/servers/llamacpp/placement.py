@@ -130,8 +130,8 @@ def _tensors(model: FileLike, shape: Shape, layers: Sequence[int | None], output
         block = tensor.layer
         if block is not None and block >= shape.num_layers:
             continue  # a block that only MTP drafting loads
-        stated, found = override(tensor.name, overrides)
-        if found:
+        stated, matches = override(tensor.name, overrides)
+        if matches:
             where = None if stated is None else used.index(stated)
             yield tensor, where
             if tied and tensor.name == "token_embd.weight" and where != output:
