@@ -138,7 +138,7 @@ def missing(run: Started, free: int) -> int:
     if run.obstacle is None:
         return 0
     on_gpus = (use.total - free for place, use in run.measured.places.items() if place is not None)
-    return max(run.obstacle.wanted - run.obstacle.left, *on_gpus)
+    return max(run.obstacle.size - run.obstacle.left, *on_gpus)
 
 
 def tightest(run: Started) -> int | None:
