@@ -72,7 +72,8 @@ def attention_norm(g: RecurrentBlocks, layer: int, x: Tensor, op: str = "RMS_NOR
 
 
 def ffn_norm(g: RecurrentBlocks, layer: int, x: Tensor, op: str = "RMS_NORM") -> Tensor:
-    weight = g.of(layer, "ffn_norm.weight")
+    weight = g.maybe(layer, "ffn_norm.weight")
+    weight = g.of(layer, "ffn_norm") if weight is None else weight  # Falcon-H1's has no suffix in a file
     return g.norm(x, weight, layer, bias=g.maybe(layer, "ffn_norm.bias"), op=op)
 
 
@@ -147,7 +148,7 @@ def feed(g: RecurrentBlocks, layer: int, x: Tensor, residual: Tensor) -> Tensor:
         x = g.feed_forward(layer, x, gated=arch != "starcoder2")
     if scaled:
         x = g.scale(x)
-    return g.add(x, residual)
+    return g.add(residual, x) if arch == "phi3" else g.add(x, residual)
 
 
 def unsplit(g: RecurrentBlocks) -> Tensor:

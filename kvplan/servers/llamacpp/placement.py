@@ -23,6 +23,8 @@ HOST_ALIGNMENT: Final = 32
 ROW_ELEMENTS: Final = 512
 # Tensors of no layer that the server keeps beside the embedding, on the host.
 INPUTS: Final = ("token_embd.weight", "position_embd.weight", "token_types.weight", "per_layer_token_embd.weight")
+# Architectures that read the output before the embedding, and so keep a tied one twice on the host, too.
+OUTPUT_FIRST: Final = ("gemma3n", "gemma4")
 ROPE_FACTORS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Tensors of no layer that are placed like those of the first.
 FIRST_LAYER: Final = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm", *ROPE_FACTORS)
@@ -140,7 +142,7 @@ def _tensors(model: FileLike, shape: Shape, layers: Sequence[int | None], output
             yield tensor, layers[block]
         elif tensor.name in INPUTS:
             yield tensor, None
-            if tied and tensor.name == "token_embd.weight" and output is not None:
+            if tied and tensor.name == "token_embd.weight" and (output is not None or shape.arch in OUTPUT_FIRST):
                 yield tensor, output
         elif tensor.name in ROPE_FACTORS:
             yield from ((tensor, where) for where in dict.fromkeys(layers[: shape.num_layers]))
