@@ -498,11 +498,12 @@ def _fixes(plan: Plan) -> list[typed.Fix]:
     """The nearest changes that would make it fit; none are sought where it does."""
     if plan.fits:
         return []
-    from kvplan.planning.advise import fixes
+    from kvplan.planning.advise import new_fixes
 
     return [
         {
             "flag": fix.flag,
+            "model": fix.plan.request.spec.name,
             "users": fix.plan.concurrency.users,
             "users_low": fix.plan.concurrency.users_low,
             "max_model_len": fix.plan.capacity.max_model_len,
@@ -510,7 +511,7 @@ def _fixes(plan: Plan) -> list[typed.Fix]:
             "num_gpus": num_gpus(fix.plan),
             "command": shlex.join(serve_command(fix.plan)),
         }
-        for fix in fixes(plan)
+        for fix in new_fixes(plan)
     ]
 
 

@@ -586,7 +586,8 @@ def fix_text(doc: PlanDocument, fix: Fix) -> str:
     users = plural(fix["users"], "user")
     if fix["users_low"] == 0 and fix["users"]:
         users = f"0 to {users}"
-    return f"{users} at {fix['max_model_len']:,} tokens on {gpus}{without_text(doc, fix)}"
+    checkpoint = "" if fix["model"] == doc["inputs"]["model"]["name"] else f" with {fix['model']}"
+    return f"{users} at {fix['max_model_len']:,} tokens on {gpus}{without_text(doc, fix)}{checkpoint}"
 
 
 def without_text(doc: PlanDocument, fix: Fix) -> str:

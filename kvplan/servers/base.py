@@ -384,6 +384,11 @@ def failures_of_servers() -> "dict[str, Failures]":
     return {name: reader().outputs().failures for name, reader in readers().items()}
 
 
-def kind_of_cause(cause: str) -> str:
-    """Map a cause that only one server has to the general kind; other causes are their own kind."""
-    return next((own.causes[cause] for own in failures_of_servers().values() if cause in own.causes), cause)
+def kind_of_cause(cause: str, engine: str | None = None) -> str:
+    """Map a cause that only one server has to the general kind; other causes are their own kind.
+
+    engine  the server that failed; only its messages are loaded. None: any
+    """
+    names = readers() if engine is None else [engine]
+    tables = (readers()[name]().outputs().failures for name in names)
+    return next((own.causes[cause] for own in tables if cause in own.causes), cause)
