@@ -48,7 +48,7 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     "norm": ("attn_norm",),
     "operator_norm": ("attn_norm",),
     "ffn_norm": ("ffn_norm",),
-    "pre_ff_layernorm": ("ffn_norm",),
+    "pre_ff_layernorm": ("ffn_norm.",),
     "pre_feedforward_layernorm": ("ffn_norm",),
     "post_feedforward_layernorm": ("post_ffw_norm",),
     "pre_feedforward_layernorm_2": ("pre_ffw_norm_2",),

@@ -271,6 +271,10 @@ def mark(doc: PlanDocument) -> str:
     """The same for a table cell; empty if there is nothing to say."""
     if is_marginal(doc):
         return terms(doc).risk
+    if (cache := doc.get("slots")) is not None and (cache["gpu_layers"] < cache["num_layers"] or cache["host_experts"]):
+        from kvplan.report import slots_text  # only for servers that place layers
+
+        return slots_text.layers_text(doc, cache)
     return f"{doc['concurrency']['max_num_seqs']:,} at once" if is_capped(doc) else ""
 
 

@@ -314,7 +314,8 @@ def readers() -> dict[str, Callable[[], Reader]]:
 
 def server_of(engine: str) -> Server:
     """Return the server of a label (`vllm@0.33+flashinfer`) or name; KeyError if it is not listed."""
-    return SERVERS[engine.partition("@")[0]]()
+    name = engine.partition("@")[0]
+    return SERVERS[ALIASES.get(name, name)]()
 
 
 def parse_engine(text: str) -> "Version":

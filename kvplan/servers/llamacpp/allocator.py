@@ -65,7 +65,7 @@ class Laid(NamedTuple):
 
     nodes: Sequence[tuple[Tensor, int]]
     leaves: Sequence[tuple[Tensor, int]]
-    kept: frozenset[int]
+    outputs: frozenset[int]
 
 
 class Layout:
@@ -80,37 +80,37 @@ class Layout:
     def run(self, graph: Laid) -> None:
         """Lay the graph out; `peak` of each arena says how large its buffer is."""
         for leaf, place in graph.leaves:
-            self.allocate(leaf, place, graph.kept)
+            self.allocate(leaf, place, graph.outputs)
         children, views = self.children, self.views
         for node, place in graph.nodes:
             if node.view is not None and node.op != "NONE":
                 views[id(node.view)] = views.get(id(node.view), 0) + 1
             if node.input:
-                self.allocate(node, place, graph.kept)
+                self.allocate(node, place, graph.outputs)
             for source in node.src:
                 children[id(source)] = children.get(id(source), 0) + 1
                 if source.input:
-                    self.allocate(source, place, graph.kept)
+                    self.allocate(source, place, graph.outputs)
         for node, place in graph.nodes:
             for source in node.src:
-                self.allocate(source, place, graph.kept)
-            self.allocate(node, place, graph.kept)
+                self.allocate(source, place, graph.outputs)
+            self.allocate(node, place, graph.outputs)
             for source in node.src:
-                self.release(source, graph.kept)
+                self.release(source, graph.outputs)
 
-    def allocate(self, tensor: Tensor, place: int, kept: frozenset[int]) -> None:
+    def allocate(self, tensor: Tensor, place: int, outputs: frozenset[int]) -> None:
         if tensor.buffer is not None or tensor.view is not None or id(tensor) in self.address:
             return
-        if tensor.op in IN_PLACE and self.overwrites(tensor, place, kept):
+        if tensor.op in IN_PLACE and self.overwrites(tensor, place, outputs):
             return
         self.address[id(tensor)] = place, self.arenas[place].take(self.size(place, tensor))
 
-    def overwrites(self, tensor: Tensor, place: int, kept: frozenset[int]) -> bool:
+    def overwrites(self, tensor: Tensor, place: int, outputs: frozenset[int]) -> bool:
         """Give a tensor the memory of a source that only it reads, if it has one of the same layout."""
         for source in tensor.src:
             base = source if source.view is None else source.view
             # A view has no address of its own here; ggml asks the view, which it never allocates.
-            if source.view is not None or id(source) not in self.address or id(base) in kept:
+            if source.view is not None or id(source) not in self.address or id(base) in outputs:
                 continue
             if (source.kind, source.ne, source.nb) != (tensor.kind, tensor.ne, tensor.nb):
                 continue
@@ -129,7 +129,7 @@ class Layout:
         if old > new:
             self.arenas[where].give(offset + new, old - new)
 
-    def release(self, source: Tensor, kept: frozenset[int]) -> None:
+    def release(self, source: Tensor, outputs: frozenset[int]) -> None:
         """Count a source as read; free it, or what it is a view of, after the last time."""
         left = self.children[id(source)] = self.children[id(source)] - 1
         if left or self.views.get(id(source)):
@@ -140,6 +140,6 @@ class Layout:
             self.views[id(base)] = self.views.get(id(base), 0) - 1
             if self.views[id(base)] or self.children.get(id(base), 0):
                 return
-        if id(base) in self.address and id(base) not in kept:
+        if id(base) in self.address and id(base) not in outputs:
             where, offset = self.address.pop(id(base))
             self.arenas[where].give(offset, self.size(where, base))

@@ -21,7 +21,7 @@ def build(blocks: RecurrentBlocks) -> None:
     builder = BUILDERS.get(blocks.shape.arch)
     if builder is None:
         raise UnsupportedModelError(
-            f"llama.cpp's architecture {blocks.shape.arch!r}: kvplan knows no compute buffer of it"
+            f"architecture {blocks.shape.arch!r}", "kvplan knows no compute buffer of it", "use another --engine"
         )
     blocks.expand(builder(blocks))
 
@@ -72,7 +72,8 @@ def attention_norm(g: RecurrentBlocks, layer: int, x: Tensor, op: str = "RMS_NOR
 
 
 def ffn_norm(g: RecurrentBlocks, layer: int, x: Tensor, op: str = "RMS_NORM") -> Tensor:
-    weight = g.of(layer, "ffn_norm.weight")
+    weight = g.maybe(layer, "ffn_norm.weight")
+    weight = g.of(layer, "ffn_norm") if weight is None else weight  # Falcon-H1's has no suffix in a file
     return g.norm(x, weight, layer, bias=g.maybe(layer, "ffn_norm.bias"), op=op)
 
 
@@ -147,7 +148,7 @@ def feed(g: RecurrentBlocks, layer: int, x: Tensor, residual: Tensor) -> Tensor:
         x = g.feed_forward(layer, x, gated=arch != "starcoder2")
     if scaled:
         x = g.scale(x)
-    return g.add(x, residual)
+    return g.add(residual, x) if arch == "phi3" else g.add(x, residual)
 
 
 def unsplit(g: RecurrentBlocks) -> Tensor:
@@ -316,8 +317,7 @@ def deepseek2(g: RecurrentBlocks) -> Tensor:
     shape = g.shape
     if not shape.is_mla:
         raise UnsupportedModelError(
-            "llama.cpp's architecture 'deepseek2': this file keeps K and V of every head, as old ones do; "
-            "kvplan knows no compute buffer of it"
+            "architecture 'deepseek2'", "this file keeps K and V of every head, as old ones do", "fetch a newer file"
         )
     x = g.embedded()
     heat, positions = temperature(g), g.positions()

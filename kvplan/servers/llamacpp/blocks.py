@@ -7,6 +7,7 @@ The graph is the one it reserves memory for: a full micro-batch over a full cach
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.ggml_types import row_bytes
 from kvplan.servers.llamacpp.cache import layer_cells, v_width, window_cells
 from kvplan.servers.llamacpp.graph import HOST, PINNED, Graph, Tensor, dims
@@ -72,10 +73,11 @@ class Blocks(Graph):
         return self._weights[name]
 
     def weight(self, name: str) -> Tensor:
-        found = self.find(name)
-        if found is None:
-            raise KeyError(name)
-        return found
+        tensor = self.find(name)
+        if tensor is None:
+            problem = f"has no tensor {name}, which llama.cpp's {self.shape.arch} needs"
+            raise UnsupportedModelError("GGUF file", problem, "fetch it again")
+        return tensor
 
     def of(self, layer: int, name: str) -> Tensor:
         return self.weight(f"blk.{layer}.{name}")

@@ -80,7 +80,8 @@ class Fitting:
         targets = settings.fit_target
         self.margins = [targets[i if i < len(targets) else -1] for i in range(max(1, len(self.numbers)))]
         if len(targets) not in (1, *range(len(self.numbers), len(server.devices) + 1)):
-            raise UsageError(f"--fit-target: states {len(targets)} margins for {len(self.numbers)} devices")
+            problem = f"states {len(targets)} margins for {len(self.numbers)} devices"
+            raise UsageError("--fit-target", problem, "state one, or one for each")
         self.free = [server.devices[i].free for i in self.numbers]
         self.targets = [free - margin for free, margin in zip(self.free, self.margins, strict=False)]
         self.last = len(self.numbers) - 1
@@ -95,15 +96,15 @@ class Fitting:
         return [measured.places[i].total for i in self.numbers or (None,)]
 
     def run(self) -> Fit:
-        given = self.settings
-        streams = 1 if given.is_unified else given.num_slots
-        if given.ctx == 0:
-            self.settings = replace(given, ctx=self.shape.trained_ctx * streams)
+        stated = self.settings
+        streams = 1 if stated.is_unified else stated.num_slots
+        if stated.ctx == 0:
+            self.settings = replace(stated, ctx=self.shape.trained_ctx * streams)
         used = self.used(self.settings)
         free = self.free or [self.host_memory or sum(used) + self.margins[0]]
         if all(f - u >= margin for f, u, margin in zip(free, used, self.margins, strict=True)):
             return Fit(self.settings, False)
-        if sum(free) - sum(used) < sum(self.margins) and given.ctx == 0 and self.smaller_context(free, used, streams):
+        if sum(free) - sum(used) < sum(self.margins) and stated.ctx == 0 and self.smaller_context(free, used, streams):
             return Fit(self.settings, True)
         self.refuse_stated()
         return Fit(self.spread(), True)
@@ -112,8 +113,8 @@ class Fitting:
 
     def smaller_context(self, free: Sequence[int], used: Sequence[int], streams: int) -> bool:
         """Interpolate the context between the least and the largest; True if that suffices."""
-        most, least = self.shape.trained_ctx * streams, self.settings.fit_ctx * streams
-        if most <= least:
+        largest, lowest = self.shape.trained_ctx * streams, self.settings.fit_ctx * streams
+        if largest <= lowest:
             return False
         budget = sum(free) - sum(self.margins)
         devices = len(self.numbers)
@@ -124,12 +125,12 @@ class Fitting:
             layers = self.shape.num_layers if stated is None else min(stated, self.shape.num_layers)
             per_layer = weights // layers
             budget -= (devices + 1) * per_layer // (6 if self.shape.num_experts else 2)
-        self.settings = replace(self.settings, ctx=least)
+        self.settings = replace(self.settings, ctx=lowest)
         smallest = sum(self.used(self.settings))
         if budget <= smallest:
             return False
-        ctx = least + (most - least) * (budget - smallest) // (sum(used) - smallest)
-        ctx = max(ctx - ctx % (CELLS * streams), least)
+        ctx = lowest + (largest - lowest) * (budget - smallest) // (sum(used) - smallest)
+        ctx = max(ctx - ctx % (CELLS * streams), lowest)
         self.settings = replace(self.settings, ctx=ctx)
         return devices <= 1
 

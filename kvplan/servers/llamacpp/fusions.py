@@ -18,19 +18,19 @@ MOST_SUMMED: Final = 15
 
 def kept_alive(nodes: Sequence[Tensor]) -> Kept:
     """Tensors that must outlive a node: id of the node -> tensors."""
-    kept: Kept = {}
+    alive: Kept = {}
     i = 0
     while i < len(nodes):
-        i = _weighted_sum(nodes, i, kept) or _router(nodes, i, kept) or i + 1
-    return kept
+        i = _weighted_sum(nodes, i, alive) or _router(nodes, i, alive) or i + 1
+    return alive
 
 
-def _keep(kept: Kept, until: Tensor, *tensors: Tensor) -> None:
-    known = kept.setdefault(id(until), [])
+def _keep(alive: Kept, until: Tensor, *tensors: Tensor) -> None:
+    known = alive.setdefault(id(until), [])
     known += [t for i, t in enumerate(tensors) if not any(t is other for other in (*known, *tensors[:i]))]
 
 
-def _weighted_sum(nodes: Sequence[Tensor], i: int, kept: Kept) -> int | None:
+def _weighted_sum(nodes: Sequence[Tensor], i: int, alive: Kept) -> int | None:
     """Experts' results times their weights, added up: the index behind them, or None."""
     product = nodes[i]
     used = product.ne[1]
@@ -52,7 +52,7 @@ def _weighted_sum(nodes: Sequence[Tensor], i: int, kept: Kept) -> int | None:
         end += 1
     if (views, adds) != (used, used - 1):
         return None
-    _keep(kept, nodes[end - 1], *pair)
+    _keep(alive, nodes[end - 1], *pair)
     return end
 
 
@@ -62,7 +62,7 @@ def _experts(product: Tensor, experts: Tensor, weights: Tensor) -> bool:
     return both and experts.ne == product.ne and weights.ne == (1, *product.ne[1:])
 
 
-def _router(nodes: Sequence[Tensor], i: int, kept: Kept) -> int | None:
+def _router(nodes: Sequence[Tensor], i: int, alive: Kept) -> int | None:
     """Activation, reshape, bias, sort, view, rows, normalization, scale: the index behind them, or None."""
     first = nodes[i]
     soft = first.op == "SOFT_MAX" and len(first.src) == 1
@@ -70,15 +70,15 @@ def _router(nodes: Sequence[Tensor], i: int, kept: Kept) -> int | None:
         return None
     j = i + 1
 
-    def at(op: str) -> bool:
+    def follows(op: str) -> bool:
         return j < len(nodes) and nodes[j].op == op
 
-    if not at("RESHAPE") or nodes[j].src[0] is not first:
+    if not follows("RESHAPE") or nodes[j].src[0] is not first:
         return None
     j += 1
-    if at("ADD") and nodes[j].src[0] is first:
+    if follows("ADD") and nodes[j].src[0] is first:
         j += 1
-    if not at("ARGSORT"):
+    if not follows("ARGSORT"):
         return None
     experts = nodes[j].ne[0]
     if [node.op for node in nodes[j + 1 : j + 3]] != ["VIEW", "GET_ROWS"]:
@@ -88,10 +88,10 @@ def _router(nodes: Sequence[Tensor], i: int, kept: Kept) -> int | None:
         return None
     if tuple(node.op for node in nodes[j : j + len(NORMALIZE)]) == NORMALIZE:
         j += len(NORMALIZE)
-    if at("SCALE"):
+    if follows("SCALE"):
         j += 1
     if j >= len(nodes):
         return None
     for node in nodes[i:j]:
-        _keep(kept, nodes[j], node, *node.src)
+        _keep(alive, nodes[j], node, *node.src)
     return j

@@ -17,7 +17,7 @@ def room(server: Server, settings: Settings, margin: int = 0) -> int:
     return min(server.devices[i].free - measured.places[i].total for i in measured.placement.devices) - margin
 
 
-def most(low: int, high: int, left: Callable[[int], int]) -> int | None:
+def largest(low: int, high: int, left: Callable[[int], int]) -> int | None:
     """The largest number from low to high that leaves no less than nothing; None: none does.
 
     `left` falls as the number grows, nearly in a line: false position finds it in a few steps.
@@ -43,7 +43,7 @@ def longest_context(server: Server, settings: Settings, margin: int = 0) -> int 
     """The largest -c with which the devices have room, at most what the model was trained for in each slot's cache."""
     streams = 1 if settings.is_unified else settings.num_slots
     step = CELLS * streams
-    best = most(1, max(1, server.shape.trained_ctx * streams // step),
+    best = largest(1, max(1, server.shape.trained_ctx * streams // step),
                 lambda runs: room(server, replace(settings, ctx=runs * step), margin))  # fmt: skip
     return None if best is None else best * step
 
@@ -51,7 +51,7 @@ def longest_context(server: Server, settings: Settings, margin: int = 0) -> int 
 def most_layers(server: Server, settings: Settings, margin: int = 0) -> int | None:
     """The largest -ngl with which the devices have room; the output is a layer."""
     total = server.shape.num_blocks + 1
-    return most(0, total, lambda layers: room(server, replace(settings, gpu_layers=layers), margin))
+    return largest(0, total, lambda layers: room(server, replace(settings, gpu_layers=layers), margin))
 
 
 def fewest_host_experts(server: Server, settings: Settings, margin: int = 0) -> int | None:
@@ -62,5 +62,5 @@ def fewest_host_experts(server: Server, settings: Settings, margin: int = 0) -> 
         moved = tuple(Override(EXPERTS_OF_LAYER.format(i), None) for i in range(layers - on_devices))
         return room(server, replace(settings, overrides=(*moved, *settings.overrides)), margin)
 
-    best = most(0, layers, left)
+    best = largest(0, layers, left)
     return None if best is None else layers - best

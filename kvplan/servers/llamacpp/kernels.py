@@ -41,18 +41,18 @@ def attention_kernel(device: Device, op: Tensor) -> Kernel:
     if head in PLAIN_HEADS:
         fits = v_head == head
     else:
-        wanted, divisor = GROUPED_ONLY.get(head, (0, 1))
-        fits = v_head == wanted and grouped and group % divisor == 0
+        v_size, divisor = GROUPED_ONLY.get(head, (0, 1))
+        fits = v_head == v_size and grouped and group % divisor == 0
     if not fits or k.kind not in CACHED or v.kind not in CACHED or mask.ne[2] != 1:
         return "none"
     if q.ne[0] > 256 or q.ne[0] % 64 or q.ne[0] == 192 or k.ne[1] % 256:
         return "copies"
-    ada, one = device.capability >= ADA, q.ne[1] == 1
+    ada, single = device.capability >= ADA, q.ne[1] == 1
     if quantized(k.kind) or quantized(v.kind):
         vector = q.ne[1] <= (2 if ada or device.capability < TURING else 1)
     else:
         small = not (group > 4 and (q.ne[0] >= 256 or k.ne[1] >= 8192))
-        vector = one and (not grouped or (ada and q.ne[3] == 1 and small))
+        vector = single and (not grouped or (ada and q.ne[3] == 1 and small))
     return "vector" if vector else "copies"
 
 

@@ -19,7 +19,7 @@ class Obstacle(NamedTuple):
 
     place: int | None
     buffer: Buffer
-    wanted: int
+    size: int
     left: int
 
 
@@ -35,17 +35,17 @@ def obstacle(measured: Measured, devices: Sequence[Device], host_memory: int | N
     left[None] = host_memory
     for buffer in ORDER:
         for place, memory in measured.places.items():
-            wanted: int = getattr(memory, buffer)
+            size: int = getattr(memory, buffer)
             if place is None and (shared is not None or (buffer == "weights" and mapped)):
                 if shared is None:
                     continue
                 place = shared
             room = left[place]
-            if room is None or not wanted:
+            if room is None or not size:
                 continue
-            if wanted > room:
-                return Obstacle(place, buffer, wanted, room)
-            left[place] = room - wanted
+            if size > room:
+                return Obstacle(place, buffer, size, room)
+            left[place] = room - size
     return None
 
 

@@ -23,6 +23,8 @@ HOST_ALIGNMENT: Final = 32
 ROW_ELEMENTS: Final = 512
 # Tensors of no layer that the server keeps beside the embedding, on the host.
 INPUTS: Final = ("token_embd.weight", "position_embd.weight", "token_types.weight", "per_layer_token_embd.weight")
+# Architectures that read the output before the embedding, and so keep a tied one twice on the host, too.
+OUTPUT_FIRST: Final = ("gemma3n", "gemma4")
 ROPE_FACTORS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Tensors of no layer that are placed like those of the first.
 FIRST_LAYER: Final = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm", *ROPE_FACTORS)
@@ -97,7 +99,7 @@ def devices_in_use(devices: Sequence[Device], settings: Settings) -> tuple[int, 
         if not devices or settings.main_gpu < 0:
             return ()
         if settings.main_gpu >= len(devices):
-            raise UsageError(f"-mg {settings.main_gpu}: there are {len(devices)} devices, numbered from 0")
+            raise UsageError(f"-mg {settings.main_gpu}", f"there are {len(devices)} devices", "number them from 0")
         return (settings.main_gpu,)
     return tuple(range(len(devices)))
 
@@ -130,8 +132,8 @@ def _tensors(model: FileLike, shape: Shape, layers: Sequence[int | None], output
         block = tensor.layer
         if block is not None and block >= shape.num_layers:
             continue  # a block that only MTP drafting loads
-        stated, found = override(tensor.name, overrides)
-        if found:
+        stated, matches = override(tensor.name, overrides)
+        if matches:
             where = None if stated is None else used.index(stated)
             yield tensor, where
             if tied and tensor.name == "token_embd.weight" and where != output:
@@ -140,7 +142,7 @@ def _tensors(model: FileLike, shape: Shape, layers: Sequence[int | None], output
             yield tensor, layers[block]
         elif tensor.name in INPUTS:
             yield tensor, None
-            if tied and tensor.name == "token_embd.weight" and output is not None:
+            if tied and tensor.name == "token_embd.weight" and (output is not None or shape.arch in OUTPUT_FIRST):
                 yield tensor, output
         elif tensor.name in ROPE_FACTORS:
             yield from ((tensor, where) for where in dict.fromkeys(layers[: shape.num_layers]))
@@ -163,4 +165,4 @@ def compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"-ot {pattern!r}: is not a regular expression: {error}") from None
+        raise UsageError(f"-ot {pattern!r}", f"is not a regular expression ({error})", "correct it") from None

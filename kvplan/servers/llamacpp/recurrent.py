@@ -72,14 +72,14 @@ class RecurrentBlocks(Blocks):
         b, c = (self.view(low, dims(size, 1, per_seq, seqs), (size * 4, *low.nb[1:3])) for _ in range(2))
         dt = self.add(self.mul_mat(self.of(layer, "ssm_dt.weight"), dt), self.of(layer, "ssm_dt.bias"))
         wide = self.reshape(x, 1, inner, per_seq, seqs)
-        a, kept = self.of(layer, "ssm_a"), self.cache("s", layer)
+        a, cached = self.of(layer, "ssm_a"), self.cache("s", layer)
 
         def scan(rows: Tensor, ids: Tensor) -> Tensor:
             return self.ssm_scan(self.reshape(rows, size, 1, inner, self.context.slots), wide, dt, a, b, c, ids)
 
-        out = self.state(kept, shape.scan_state, states, scan)
+        out = self.state(cached, shape.scan_state, states, scan)
         new = self.view(out, dims(size * inner * seqs), ())
-        self.expand(self.copy(new, self.view(kept, dims(size * inner * seqs), ())))
+        self.expand(self.copy(new, self.view(cached, dims(size * inner * seqs), ())))
         y = self.view(out, dims(inner, per_seq, seqs), (wide.nb[2], wide.nb[3]))
         y = self.add(y, self.mul(x, self.of(layer, "ssm_d")))
         y = self.glu(self.cont(z), y)
@@ -105,15 +105,15 @@ class RecurrentBlocks(Blocks):
         x = self.view(mixed, dims(head, heads, per_seq, seqs), (head * 4, *mixed.nb[1:3]))
         b, c = (self.view(mixed, dims(size, groups, per_seq, seqs), (size * 4, *mixed.nb[1:3])) for _ in range(2))
         dt = self.add(self.cont(dt), self.of(layer, "ssm_dt.bias"))
-        a, kept = self.of(layer, "ssm_a"), self.cache("s", layer)
+        a, cached = self.of(layer, "ssm_a"), self.cache("s", layer)
 
         def scan(rows: Tensor, ids: Tensor) -> Tensor:
             return self.ssm_scan(self.reshape(rows, size, head, heads, self.context.slots), x, dt, a, b, c, ids)
 
-        out = self.state(kept, shape.scan_state, states, scan)
+        out = self.state(cached, shape.scan_state, states, scan)
         width = size * inner
         new = self.view(out, dims(width, seqs, 1), (width * 4, width * 4 * seqs))
-        target = self.view(kept, dims(width, seqs, 1), (kept.nb[1], self.context.slots * width * 4))
+        target = self.view(cached, dims(width, seqs, 1), (cached.nb[1], self.context.slots * width * 4))
         self.expand(self.copy(new, target))
         y = self.view(out, dims(head, heads, per_seq, seqs), (x.nb[1], heads * x.nb[1], per_seq * heads * x.nb[1]))
         y = self.add(y, self.mul(x, self.of(layer, "ssm_d")))
@@ -132,8 +132,8 @@ class RecurrentBlocks(Blocks):
         v_dim, channels = shape.inner // v_heads, shape.inner + 2 * shape.groups * shape.state
         mixed, z, beta, gate = (self.packed_gates if shape.arch == "qwen3next" else self.separate_gates)(layer, x)
         joined = self.convolved(layer, states, self.transpose(mixed), channels, shape.conv - 1)
-        kept = self.cache("s", layer)
-        state = self.state(kept, shape.scan_state, states)
+        cached = self.cache("s", layer)
+        state = self.state(cached, shape.scan_state, states)
         state = self.reshape(state, v_dim, v_dim, v_heads, seqs)
         mixed = self.unary(self.ssm_conv(joined, self.of(layer, "ssm_conv1d.weight")))
         row = 4 * (2 * k_dim * k_heads + v_dim * v_heads)
@@ -151,7 +151,7 @@ class RecurrentBlocks(Blocks):
         output = self.view(result, dims(v_dim, v_heads, per_seq, seqs), steps)
         steps = v_dim * 4, v_dim * v_dim * 4, v_dim * v_dim * v_heads * 4
         new = self.view(result, dims(v_dim, v_dim, v_heads, seqs), steps)
-        self.expand(self.copy(new, self.view(kept, dims(shape.scan_state, seqs), (kept.nb[1],))))
+        self.expand(self.copy(new, self.view(cached, dims(shape.scan_state, seqs), (cached.nb[1],))))
         z = self.reshape(z, v_dim, v_heads, per_seq, seqs)
         normed = self.norm(output, self.of(layer, "ssm_norm.weight"), layer)
         out = self.mul(normed, self.unary(z))

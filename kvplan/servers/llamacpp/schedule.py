@@ -188,7 +188,7 @@ class Schedule:
     def laid(self) -> Laid:
         """The graph with its copies, in the order in which the allocator meets it."""
         splits, place = self.splits(), self.place
-        kept = set(self.graph.outputs)
+        outputs = set(self.graph.outputs)
         nodes: list[tuple[Tensor, int]] = []
         for split in splits:
             for source in split.inputs:
@@ -200,22 +200,22 @@ class Schedule:
             for node in run:
                 nodes.append((node, place[id(node)]))
                 nodes += [(dependency, split.place) for dependency in dependencies(alive.get(id(node), ()))]
-        leaves = list(self._copied_leaves(splits, kept)) if self.copies > 1 else []
+        leaves = list(self._copied_leaves(splits, outputs)) if self.copies > 1 else []
         leaves += [(leaf, place[id(leaf)]) for leaf in self.graph.leaves if id(leaf) in place]
-        return Laid(nodes, leaves, frozenset(kept))
+        return Laid(nodes, leaves, frozenset(outputs))
 
-    def _copied_leaves(self, splits: Sequence[Split], kept: set[int]) -> Iterator[tuple[Tensor, int]]:
+    def _copied_leaves(self, splits: Sequence[Split], outputs: set[int]) -> Iterator[tuple[Tensor, int]]:
         """The inputs and the splits' copies, once per batch in flight; they are never overwritten."""
         for leaf in self.graph.leaves:
             if leaf.input:
                 where = self.place[id(leaf)]
                 for copy in (leaf, *(duplicate(leaf) for _ in range(self.copies - 1))):
-                    kept.add(id(copy))
+                    outputs.add(id(copy))
                     yield copy, where
         for split in splits:
             for source in split.inputs:
                 for copy in self.duplicates[id(source), split.place]:
-                    kept.add(id(copy))
+                    outputs.add(id(copy))
                     yield copy, split.place
 
 

@@ -43,10 +43,10 @@ def test_freed_bytes_join_their_neighbors() -> None:
     assert [block[0] for block in arena.free] == [0]
 
 
-def peak(graph: Graph, kept: frozenset[int] = frozenset()) -> int:
+def peak(graph: Graph, outputs: frozenset[int] = frozenset()) -> int:
     arena = Arena(128)
     nodes, leaves = [(node, 0) for node in graph.nodes], [(leaf, 0) for leaf in graph.leaves]
-    Layout([arena], lambda _place, tensor: tensor.nbytes).run(Laid(nodes, leaves, kept))
+    Layout([arena], lambda _place, tensor: tensor.nbytes).run(Laid(nodes, leaves, outputs))
     return arena.peak
 
 
@@ -63,10 +63,10 @@ def test_a_result_is_written_over_a_source_that_nobody_else_reads() -> None:
     assert peak(graph) == 4096
 
 
-@pytest.mark.parametrize(("kept", "expected"), [(0, 8192), (1, 8192)])
-def test_an_output_is_not_written_over(kept: int, expected: int) -> None:
+@pytest.mark.parametrize(("outputs", "expected"), [(0, 8192), (1, 8192)])
+def test_an_output_is_not_written_over(outputs: int, expected: int) -> None:
     graph = Graph()
-    assert peak(graph, frozenset({id(chain(graph)[kept])})) == expected
+    assert peak(graph, frozenset({id(chain(graph)[outputs])})) == expected
 
 
 def test_a_source_that_is_read_again_stays() -> None:

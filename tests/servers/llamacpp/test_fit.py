@@ -8,7 +8,7 @@ import pytest
 from kvplan.models import catalog
 from kvplan.models.gguf_model import gguf_of
 from kvplan.servers.llamacpp.fit import fit
-from kvplan.servers.llamacpp.inversions import fewest_host_experts, longest_context, most, most_layers, room
+from kvplan.servers.llamacpp.inversions import fewest_host_experts, largest, longest_context, most_layers, room
 from kvplan.servers.llamacpp.loading import Obstacle, loaded
 from kvplan.servers.llamacpp.measure import Server
 from kvplan.servers.llamacpp.settings import MIB, Device, Settings
@@ -108,4 +108,4 @@ def test_the_fewest_experts_on_the_host_are_the_last_that_fit() -> None:
 
 @pytest.mark.parametrize(("budget", "expected"), [(0, 0), (99, 9), (100, 10), (101, 10), (10_000, 40), (-1, None)])
 def test_the_largest_number_that_leaves_something_is_found(budget: int, expected: int | None) -> None:
-    assert most(0, 40, lambda number: budget - 10 * number) == expected
+    assert largest(0, 40, lambda number: budget - 10 * number) == expected
