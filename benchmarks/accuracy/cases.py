@@ -24,6 +24,7 @@ from kvplan.models import catalog, hf_config
 from kvplan.models.families import mtp
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Request
+from kvplan.servers.base import parse_engine
 from kvplan.servers.plans import speculation
 from kvplan.servers.plans.weights import ONLINE_METHODS
 from kvplan.servers.releases import Version
@@ -238,6 +239,16 @@ def numbered(label: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+PATCHED = re.compile(r"0\.\d{1,2}\.\d{1,2}")
+
+
+def patched(case: Case, number: tuple[int, int]) -> Version:
+    """The rules of a case's release, and of its patch where it names one and is no other build."""
+    if case.engine == "vllm" and number >= vllm.OLDEST and PATCHED.fullmatch(case.version or ""):
+        return parse_engine(f"vllm@{case.version}")
+    return vllm.version(max(number, vllm.OLDEST))
+
+
 TOTAL = re.compile(r"(\d+\.\d+) ?Gi?B(?: total|\)| usable| capacity)|max memory (\d+\.\d+) GB")
 MIG = re.compile(r"a100.*mig.*\dg\.(\d+)gb")
 
@@ -257,7 +268,7 @@ def gpu_of(case: Case) -> GpuSpec:
             raise NotStated("no GPU is named" if not name else "its GPU is not in gpus.yaml")
         return custom_gpu(int(total * GIB))
     spec = gpu(entry)
-    if stated and total and 0.9 < total * GIB / spec.total_memory < 1.1:
+    if stated and total and 0.75 < total * GIB / spec.total_memory < 1.1:
         return with_memory(spec, int(total * GIB))
     return spec
 
@@ -484,6 +495,8 @@ def args_of(case: Case, spec: ModelSpec, release: Version) -> EngineArgs:
         enforce_eager=bool(stated.get("enforce_eager")) or "cudagraph_mode NONE" in words or "enforce-eager" in words,
         num_speculative_tokens=int(drafts or 0),
         speculative_method=method_of(case, spec),
+        language_model_only=switched("language_model_only", words),
+        runner="pooling" if "--runner pooling" in words else "auto",
         **adapters(words),
         usage="offline" if "LLM()" in words or "LLM(" in words else "server",
     )
@@ -576,7 +589,7 @@ def inputs_of(case: Case, models: Models) -> Inputs:
     spec = spec_of(case, models)
     number = release_of(case)
     check_stated(case)
-    release = vllm.version(max(number, vllm.OLDEST))
+    release = patched(case, number)
     args = args_of(case, spec, release)
     if case.engine == "vllm":
         release, args, _ = environment.applied(environment_of(case), release, args, spec)

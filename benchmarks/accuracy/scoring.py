@@ -50,6 +50,7 @@ class Score:
     exact   for what is given the logged pool: the logged number lies within what the logs' rounding leaves open
     rule    what was not told and, taken for granted, makes it exact
     share   |error| as a share of the GPU's memory; for the budget's parts alone
+    ends    the ends of the range that kvplan prints, where it prints one
     """
 
     part: str
@@ -58,6 +59,7 @@ class Score:
     exact: bool = False
     rule: str | None = None
     share: float | None = None
+    ends: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
@@ -172,7 +174,8 @@ def budget(case: Case, inputs: Inputs) -> Iterator[Score]:
     }
     for name in names:
         share = abs(predicted[name] - logged[name]) * GIB / total if name in BUDGET else None
-        yield Score(name, predicted[name], logged[name], share=share)
+        ends = (the_plan.available_low / GIB, the_plan.available_high / GIB) if name == "available_kv" else None
+        yield Score(name, predicted[name], logged[name], share=share, ends=ends)
 
 
 # --- given the pool the log prints ------------------------------------------------------------------------------------

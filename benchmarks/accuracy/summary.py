@@ -19,7 +19,9 @@ from kvplan.servers.vllm import rules as vllm
 @dataclass(frozen=True, slots=True)
 class Line:
     """Absolute relative errors of one part: shares of 1; `exact` counts those within the log's rounding, `explained`
-    those that are with one thing more known, `share_p90` is in shares of the GPU's memory."""
+    those that are with one thing more known, `share_p90` is in shares of the GPU's memory. Of what has a printed range,
+    `covered` is the share of the logged numbers that lie in it, and `width` the median of its widths, each as a share of
+    the logged number."""
 
     part: str
     n: int
@@ -29,6 +31,8 @@ class Line:
     exact: int | None = None
     explained: int | None = None
     share_p90: float | None = None
+    covered: float | None = None
+    width: float | None = None
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -40,6 +44,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def line_of(part: str, scores: Sequence[Score]) -> Line:
     errors = [score.relative for score in scores]
     shares = [score.share for score in scores if score.share is not None]
+    ranges = [(score.logged, *score.ends) for score in scores if score.ends is not None]
     return Line(
         part,
         len(errors),
@@ -49,7 +54,16 @@ def line_of(part: str, scores: Sequence[Score]) -> Line:
         exact=sum(score.exact for score in scores) if part in GIVEN else None,
         explained=sum(score.rule is not None for score in scores) if part in GIVEN else None,
         share_p90=quantile(shares, 0.9) if shares else None,
+        covered=statistics.mean(is_within(*bounds) for bounds in ranges) if ranges else None,
+        width=statistics.median((high - low) / abs(logged) for logged, low, high in ranges) if ranges else None,
     )
+
+
+HALF_DIGIT = 0.005  # GiB: a log prints two digits
+
+
+def is_within(logged: float, low: float, high: float) -> bool:
+    return low - HALF_DIGIT <= logged <= high + HALF_DIGIT
 
 
 def lines_of(scores: Iterable[Score]) -> list[Line]:
@@ -371,12 +385,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-HEADER = ("part", "n", "median", "p90", "max", "p90 of GPU", "exact")
+HEADER = ("part", "n", "median", "p90", "max", "p90 of GPU", "in range", "width", "exact")
 
 
 def line_cells(line: Line) -> list[str]:
     exact = "" if line.exact is None else f"{line.exact}" + (f" + {line.explained}" if line.explained else "")
-    errors = [percent(value) for value in (line.median, line.p90, line.max, line.share_p90)]
+    errors = [
+        percent(value) for value in (line.median, line.p90, line.max, line.share_p90, line.covered, line.width)
+    ]
     return [line.part.replace("_", "-"), str(line.n), *errors, exact]
 
 

@@ -125,7 +125,9 @@ def activations(
         return own
     from kvplan.servers.vllm import encoder_peak  # of a multimodal model
 
-    experts, _ = expert_room(spec, settings, args, gpu.sm, shared=True)
+    experts = (0, 0, 0)
+    if release.has("kept_expert_workspace"):
+        experts, _ = expert_room(spec, settings, args, gpu.sm, shared=True)
     return encoder_peak.with_encoder(own, spec, settings, args, release, experts)
 
 
@@ -166,6 +168,9 @@ def forward(
         whole = widths(spec, 1, 1).layer if inputs_by_layer(spec) else width.layer
         high = max(high, latents + sent_on + int(element * tokens * (2 * hidden + whole) * NOT_READ_HIGH))
     text = f" + {latents + sent_on:,} B kept" if latents + sent_on else ""
+    if not release.has("kept_expert_workspace"):
+        room, room_text = expert_room(spec, settings, args, gpu.sm)
+        low, likely, high, text = low + room[0], likely + room[1], high + room[2], text + room_text
     formula = (
         f"{tokens:,} tokens x (2 x {hidden:,} hidden + {width.layer:,} widest) x {element} B"
         f" x {FORWARD_RANGE[1]} (temporaries, fitted){text}"

@@ -114,6 +114,10 @@ CHANGES: Final = {
         "before, it sampled wherever it was installed", "vLLM v1/sample/ops/topk_topp_sampler.py",
         "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16",
     ),
+    "padded_to_item": ReleaseChange(
+        (0, 12), "the profile run keeps each item's output padded to the most tokens of an item, not to the whole budget",
+        "vLLM v1/worker/gpu_model_runner.py (profile_run)", "0.11, 0.12, 0.13",
+    ),
     "async_scheduling": ReleaseChange(
         (0, 14), "one more batch is scheduled while the last one runs",
         "vLLM config/vllm.py (async_scheduling)", "0.11, 0.14",
@@ -146,6 +150,12 @@ CHANGES: Final = {
     "small_expert_chunks": ReleaseChange(
         (0, 14), "fused experts take 16,384 tokens at once; before, 32,768",
         "vLLM envs.py (VLLM_FUSED_MOE_CHUNK_SIZE)", "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16, 0.17",
+    ),
+    "kept_expert_workspace": ReleaseChange(
+        (0, 14), "fused experts have a workspace that stays; before, each pass made one and freed it, so that it counts "
+        "in the peak of the forward pass alone",
+        "vLLM fused_moe/unquantized_fused_moe_method.py, fused_moe.py (fused_experts_impl) and v1/worker/workspace.py",
+        "0.11, 0.12, 0.13, 0.14",
     ),
     "graph_size_flag": ReleaseChange(
         (0, 14), "--max-cudagraph-capture-size says the largest CUDA graph",

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from kvplan.core.units import GIB
-from kvplan.models.spec import ModelSpec
+from kvplan.models.spec import ModelSpec, Weight
 from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import encoder
@@ -29,6 +29,7 @@ def with_encoder(
     experts: tuple[int, int, int],
 ) -> Estimate:
     """Add the encoder's peak: its largest batch runs first, and its outputs stay live while the language model runs.
+    So do its inputs in runner V1, whose profile run has them in a variable, and with padded outputs those before.
 
     experts  bytes of the experts' workspace, counted as buffers: they are allocated after the encoder has run, so its
     peak can reuse their space
@@ -43,10 +44,17 @@ def with_encoder(
             own.low, own.likely + outputs, own.high + outputs + ENCODER_HIGH,
             f"{own.formula} + encoder outputs {outputs:,} B", own.source, own.kind,
         )  # fmt: skip
-    padded = release.has("padded_items") and not release.has("items_as_they_are")
-    tokens = batch.batch * (batch.tokens if padded else batch.item.made or batch.item.tokens)
-    outputs = element * tokens * (batch.item.width or spec.hidden_size)
+    made = kept = batch.item.made or batch.item.tokens
+    if release.has("padded_items") and not release.has("items_as_they_are"):
+        kept = batch.item.tokens if release.has("padded_to_item") else batch.tokens
+    width = batch.item.width or spec.hidden_size
+    outputs = element * batch.batch * kept * width
     patches = batch.batch * batch.item.patches
+    beside = outputs
+    if not settings.first_engine and not settings.runner_v2:
+        beside += element * patches * pixels_of(spec, batch.profiled)
+        if made < kept:
+            beside += element * batch.batch * made * width
     whole = args.mm_encoder_tp_mode == "data" and by_data(spec, batch.profiled)
     if whole and args.tensor_parallel_size > 1:
         patches = batch.item.patches * cdiv(batch.batch, args.tensor_parallel_size)
@@ -56,19 +64,20 @@ def with_encoder(
         outputs + int(tower * factor) - room for factor, room in zip(TOWER_RANGE, experts, strict=True)
     )
     items_text = f"{batch.batch:,} {batch.profiled} items of {batch.item.tokens:,} tokens"
-    if likely >= own.likely + outputs:
+    if likely >= own.likely + beside:
         formula = (
             f"encoder of {items_text}: {patches:,} patches x {per_patch:,} elements x {element} B x {TOWER_RANGE[1]} + "
             f"outputs {outputs:,} B{f' - {experts[1]:,} B of the experts, not there yet' if experts[1] else ''}"
         )
         own = replace(own, formula=formula, source=TOWER_SOURCE, kind="formula")
     else:
-        own = replace(own, formula=f"{own.formula} + encoder outputs {outputs:,} B of {items_text}")
+        inputs = f" and {beside - outputs:,} B that are kept" if beside > outputs else ""
+        own = replace(own, formula=f"{own.formula} + encoder outputs {outputs:,} B{inputs} of {items_text}")
     return replace(
         own,
-        low=max(own.low + outputs, low),
-        likely=max(own.likely + outputs, likely),
-        high=max(own.high + outputs, high),
+        low=max(own.low + beside, low),
+        likely=max(own.likely + beside, likely),
+        high=max(own.high + beside, high),
     )
 
 
@@ -85,19 +94,26 @@ TOWER_SOURCE = f"vLLM 0.33 profile run; {EVIDENCE}encoder"
 @lru_cache(maxsize=1024)
 def tower_elements(spec: ModelSpec, name: str, tp: int) -> int:
     """Peak elements per patch on a rank in a layer of a modality's tower."""
-    pixels = hidden = widest = inner = 0
+    hidden = widest = inner = 0
     for weight in spec.other_weights:
-        if name not in weight.serves:
+        if name not in weight.serves or is_patching(weight):
             continue
         columns, rows = local_shape(weight, tp)
-        if "patch" in weight.name and weight.inputs > 1:
-            pixels = pixels or weight.inputs
-        elif ".layers." in weight.name and weight.inputs > 1:
+        if ".layers." in weight.name and weight.inputs > 1:
             if weight.name.endswith(NARROWING):
                 inner = max(inner, columns)
             else:
                 hidden, widest = max(hidden, weight.inputs), max(widest, sum(rows))
-    return pixels + 2 * hidden + widest + inner
+    return pixels_of(spec, name) + 2 * hidden + widest + inner
+
+
+def is_patching(weight: Weight) -> bool:
+    return "patch" in weight.name and weight.inputs > 1
+
+
+def pixels_of(spec: ModelSpec, name: str) -> int:
+    """Elements of a patch before its tower."""
+    return next((weight.inputs for weight in spec.other_weights if name in weight.serves and is_patching(weight)), 0)
 
 
 NARROWING = ("down", "down_proj", "fc2", "ffw_layer_2")  # a layer's last matrix, whose inputs have the inner width

@@ -258,7 +258,9 @@ def buffers(
     if with_weights.alignment:
         formula += f" + alignment {with_weights.alignment:,} B"
     gathered, gathered_text = indexer_workspace(spec, settings)
-    room, room_text = expert_room(spec, settings, args, 0 if gpu is None else gpu.sm)
+    room, room_text = (0, 0, 0), ""
+    if is_consumed or settings.version.has("kept_expert_workspace"):  # before, it is part of the forward pass
+        room, room_text = expert_room(spec, settings, args, 0 if gpu is None else gpu.sm)
     low, likely, high = fixed + room[0], fixed + room[1], fixed + room[2]
     formula += room_text
     # The code suggests that experts and indexer may share one workspace in turn; one log has room for both.
