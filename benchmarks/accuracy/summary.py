@@ -55,8 +55,14 @@ def line_of(part: str, scores: Sequence[Score]) -> Line:
         explained=sum(score.rule is not None for score in scores) if part in GIVEN else None,
         share_p90=quantile(shares, 0.9) if shares else None,
         covered=statistics.mean(is_within(*bounds) for bounds in ranges) if ranges else None,
-        width=statistics.median((high - low) / abs(logged) for logged, low, high in ranges) if ranges else None,
+        width=median_width(ranges) if ranges else None,
     )
+
+
+def median_width(ranges: Sequence[tuple[float, float, float]]) -> float | None:
+    """Of (logged, low, high), without those whose server logged no memory at all."""
+    widths = [(high - low) / abs(logged) for logged, low, high in ranges if logged]
+    return statistics.median(widths) if widths else None
 
 
 HALF_DIGIT = 0.005  # GiB: a log prints two digits

@@ -184,7 +184,8 @@ def test_flashinfer_sampled_on_0_11_where_it_was_installed() -> None:
     args = EngineArgs(16_000, gpu_memory_utilization=0.95, block_size=128)
     spec, device = catalog.load("mistral-small-3.2-24b"), gpu("h100-80g")
     answer = plan(Request(spec, device, args, parse_engine("vllm@0.11+flashinfer")))
-    assert answer.memory.activations / GIB == pytest.approx(2.12, rel=0.02)
+    peak = answer.estimates["activations"]
+    assert peak.low <= 2.12 * GIB <= peak.high
     assert answer.available / GIB == pytest.approx(28.20, rel=0.005)
 
 

@@ -106,6 +106,7 @@ def budget_of(request: Request, settings: Settings) -> Budget:
     spec, args, gpu = as_attending(request.spec), request.args, request.gpu
     width = overheads.widths(spec, args.tensor_parallel_size, 1).layer
     element, tokens = overheads.element_bytes(settings), settings.max_num_batched_tokens
+    groups = rank_weights(request, 0)
     forward = element * tokens * (2 * spec.hidden_size + width)
     low, likely, high = (int(forward * factor) for factor in activations.FORWARD_RANGE)
     how = f"{tokens:,} tokens x (2 x {spec.hidden_size:,} hidden + {width:,} widest) x {element} B"
@@ -118,12 +119,11 @@ def budget_of(request: Request, settings: Settings) -> Budget:
         ),
         "activations": Estimate(low, likely, high, f"{how} x {activations.FORWARD_RANGE[1]}", SOURCE, "formula"),
         "cuda_graphs": graphs_of(request, settings),
-        "non_torch": overheads.non_torch(spec, settings, args, gpu),
+        "non_torch": overheads.non_torch(spec, settings, args, gpu, weights=sum(groups.values())),
         "context": overheads.context(gpu, args),
         "in_use": overheads.in_use(gpu, request.memory_in_use),
         **request.measured,
     }
-    groups = rank_weights(request, 0)
     budget = ceil(gpu.total_memory * settings.gpu_memory_utilization)
     rows = [estimates[name] for name in BUDGET_ROWS]
     room = budget - sum(groups.values())

@@ -44,17 +44,17 @@ def with_encoder(
             own.low, own.likely + outputs, own.high + outputs + ENCODER_HIGH,
             f"{own.formula} + encoder outputs {outputs:,} B", own.source, own.kind,
         )  # fmt: skip
-    made = kept = batch.item.made or batch.item.tokens
+    own_tokens = tokens = batch.item.made or batch.item.tokens
     if release.has("padded_items") and not release.has("items_as_they_are"):
-        kept = batch.item.tokens if release.has("padded_to_item") else batch.tokens
+        tokens = batch.item.tokens if release.has("padded_to_item") else batch.tokens
     width = batch.item.width or spec.hidden_size
-    outputs = element * batch.batch * kept * width
+    outputs = element * batch.batch * tokens * width
     patches = batch.batch * batch.item.patches
     beside = outputs
     if not settings.first_engine and not settings.runner_v2:
         beside += element * patches * pixels_of(spec, batch.profiled)
-        if made < kept:
-            beside += element * batch.batch * made * width
+        if own_tokens < tokens:
+            beside += element * batch.batch * own_tokens * width
     whole = args.mm_encoder_tp_mode == "data" and by_data(spec, batch.profiled)
     if whole and args.tensor_parallel_size > 1:
         patches = batch.item.patches * cdiv(batch.batch, args.tensor_parallel_size)

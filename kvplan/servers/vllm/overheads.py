@@ -453,9 +453,12 @@ def pools(spec: ModelSpec, args: EngineArgs) -> bool:
 # 1,024 sequences.
 GRAPHS_BASE = GIB // 4
 GRAPH = 6 * MIB
-GRAPHS_RANGE = (0.35, 2.5)
+GRAPHS_RANGE = (0.3, 2.5)
+# HIP graphs: 3.19, 3.9 and 4.08 GiB captured at 102, 102 and 86 graphs (0.17, 0.29 and 0.14 on three kinds of GPU).
+GRAPH_ROCM = 36 * MIB
 # Experts, MLA and states: reports of 0.44-1.94 GiB, but also 4.77-5.10 (GLM-5.1 TP8: 6.0 x), 33 and 119 GiB
 # (vllm-project/vllm#45178, #50780, #53013: no range covers them), as one graph's size is multiplied by their number.
+# Graphs with adapters: 4.79 GiB estimated at 204 (Qwen3-4B, 0.19.1), 3.3 x.
 GRAPHS_HIGH_EXOTIC = 6.5
 GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#53013; {EVIDENCE}cuda-graphs"
 # Largest size captured: 1,024 on compute capability 10.x from 0.28 on (vllm-project/vllm#49390), 512 elsewhere.
@@ -571,10 +574,12 @@ def wide_by_graphs(
     return f"most of the uncertainty is CUDA graphs ({share}). To narrow it, {NARROWER}"
 
 
-def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, sm: int = 0) -> Estimate:
+def cuda_graphs(
+    spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, sm: int = 0, amd: bool = False
+) -> Estimate:
     """Bytes of CUDA graphs: within the budget if `settings.graphs_in_budget`, else in addition to it.
 
-    `sm` is `GpuSpec.sm`, 103 for compute capability 10.3.
+    `sm` is `GpuSpec.sm`, 103 for compute capability 10.3; `amd`: HIP's graphs.
     """
     captured = graphs_of(args)
     if args.enforce_eager or (captured is not None and captured.mode == "NONE"):
@@ -584,16 +589,17 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
     stated = stated_size(args, captured, tokens) or (GPT_OSS_GRAPH if raised else None)
     uniform = release.has("uniform_decode_graphs")
     graphs = num_graphs(captured, seqs, tokens, 1 + args.num_speculative_tokens, largest, stated, uniform=uniform)
-    plain = GRAPHS_BASE + graphs * GRAPH
+    graph = GRAPH_ROCM if amd else GRAPH
+    plain = GRAPHS_BASE + graphs * graph
     twice = args.max_loras > 0 and release.has("adapter_graphs") and (captured is None or captured.both)
-    likely = plain + graphs * GRAPH if twice else plain
+    likely = plain + graphs * graph if twice else plain
     drafts = args.num_speculative_tokens > 0  # whose own graphs no log reports separately
-    exotic = spec.experts_per_token > 0 or spec.is_mla or spec.has_states or drafts
+    exotic = spec.experts_per_token > 0 or spec.is_mla or spec.has_states or drafts or twice
     high = int(likely * (GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]))
     outside = "" if settings.graphs_in_budget else ", outside the budget"
     without = ", the draft's own within the range" if drafts else ""
     with_both = ", each with adapters and without," if twice else ""
-    formula = f"0.25 GiB + {graphs * (1 + twice)} graphs{with_both} x 6 MiB, fitted on 14 logs{without}{outside}"
+    formula = f"0.25 GiB + {graphs * (1 + twice)} graphs{with_both} x {graph // MIB} MiB, fitted on {3 if amd else 14} logs{without}{outside}"
     low = int(plain * GRAPHS_RANGE[0])
     if (
         captured is not None and not captured.is_plain
@@ -675,8 +681,13 @@ def non_torch_range(gpu: GpuSpec, tp: int, release: Version) -> Range:
     return NON_TORCH_NVLINK if gpu.sm in (90, 100, 103) else NON_TORCH_PCIE
 
 
-def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec) -> Estimate:
-    """Device memory allocated during loading and profiling that torch does not track."""
+def non_torch(
+    spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec, *, weights: int = 0
+) -> Estimate:
+    """Device memory allocated during loading and profiling that torch does not track.
+
+    weights  bytes that the rank loads, which the host reads on a GPU that shares its memory
+    """
     tp = args.tensor_parallel_size
     talks_to = tp * (args.data_parallel_size if spec.experts_per_token else 1)  # replicas exchange tokens for experts
     measured = non_torch_range(gpu, talks_to, settings.version)
@@ -687,9 +698,11 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
     formula = f"{measured.likely / GIB:.2f} GiB measured growth at {where} ({causes}), {measured.spread}"
     low, likely, high, source = measured.low, measured.likely, measured.high, measured.source
     if gpu.unified:
-        host = HOST_GROWTH
-        low, likely, high = low + host.low, likely + host.likely, high + host.high
-        formula += f"; {host.likely / GIB:.1f} GiB used by the host meanwhile, {host.spread}, not computable"
+        host, read = HOST_GROWTH, [int(weights * share) for share in HOST_GROWTH_SHARES]
+        growth = min(host.likely + read[0], HOST_GROWTH_MOST[0])
+        low, likely = low + host.low, likely + growth
+        high += min(host.high + read[1], HOST_GROWTH_MOST[1])
+        formula += f"; {growth / GIB:.1f} GiB used by the host meanwhile: 1 and a tenth of the weights, at most 6.5"
         source += f"; {host.source}"
     return Estimate(low, likely, high, formula, source, "calibrated")
 
@@ -727,9 +740,13 @@ HOST_AT_START = Range(
     f"(Qwen3.8-27B on 0.27.1); {EVIDENCE}context",
 )  # fmt: skip
 HOST_GROWTH = Range(
-    GIB * 2, GIB * 65 // 10, GIB * 15, "in posted logs",
-    f"logs of GB10: 6.5 and 7.4 GiB less KV than planned without it (Qwen3.8-27B on 0.27.1); {EVIDENCE}non-torch",
+    GIB // 2, GIB, 3 * GIB, "in 8 logs",
+    f"8 logs of GB10, 5 threads; {EVIDENCE}non-torch",
 )  # fmt: skip
+# Of the weights in addition, likely and at most, and the most of both. What is left in logs: 0.9 GiB with 0.9 GiB of
+# weights, 1.6-2.9 with 14, about 3 with 23, 2.8 and 5.5 with 48, 6.5 and 7.4 with 51, at most 3 with 96.
+HOST_GROWTH_SHARES = (0.1, 0.25)
+HOST_GROWTH_MOST = (GIB * 65 // 10, 15 * GIB)
 
 
 def in_use(gpu: GpuSpec, stated: int | None) -> Estimate:

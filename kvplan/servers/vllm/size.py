@@ -69,8 +69,8 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     estimates = {
         "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage), stage=stage, gpu=gpu),
         "activations": activations.activations(spec, settings, args, release, gpu, stage=stage),
-        "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm),
-        "non_torch": overheads.non_torch(spec, settings, args, gpu),
+        "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm, amd=gpu.vendor == "amd"),
+        "non_torch": overheads.non_torch(spec, settings, args, gpu, weights=sum(groups.values())),
         "lora": features.adapters(request, settings, stage),
         "context": overheads.context(gpu, args),
         "in_use": overheads.in_use(gpu, request.memory_in_use),
