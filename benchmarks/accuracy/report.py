@@ -64,12 +64,14 @@ def part_rows(lines: Iterable[Line]) -> list[list[str]]:
             exact = f"{line.exact} of {line.n}" + (f", {line.explained} more explained" if line.explained else "")
         rows.append(
             [NAMES[line.part], str(line.n), percent(line.median), percent(line.p90), percent(line.max),
-             percent(line.share_p90), exact]
+             percent(line.share_p90), percent(line.covered), percent(line.width), exact]
         )  # fmt: skip
     return rows
 
 
-PARTS_HEADER = ("predicted", "n", "median error", "p90", "worst", "p90, % of the GPU", "exact")
+PARTS_HEADER = (
+    "predicted", "n", "median error", "p90", "worst", "p90, % of the GPU", "in printed range", "its width", "exact"
+)  # fmt: skip
 
 
 def bad_row(bad: Bad) -> list[str]:

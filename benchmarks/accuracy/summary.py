@@ -104,8 +104,17 @@ def storage(scored: Scored) -> str:
     return scheme_name(quantization) if quantization.known else "not stated"
 
 
+def kind(scored: Scored) -> str:
+    """What a model's layers are, and on how many ranks."""
+    spec = scored.inputs.spec
+    traits = ("states", spec.has_states), ("latents", spec.is_mla), ("experts", spec.experts_per_token > 0)
+    words = [name for name, has in traits if has] or ["dense"]
+    several = scored.inputs.args.tensor_parallel_size * scored.inputs.args.pipeline_parallel_size > 1
+    return " and ".join(words) + (", encoder" if spec.multimodal else "") + (", several ranks" if several else "")
+
+
 GROUPINGS: dict[str, Callable[[Scored], str]] = {
-    "version": release, "family": family, "GPU": device, "quantisation": storage,
+    "version": release, "kind": kind, "family": family, "GPU": device, "quantisation": storage,
 }  # fmt: skip
 GROUPED_PARTS = ("weights", "available_kv", "concurrency given KV")
 

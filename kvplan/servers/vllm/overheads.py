@@ -456,10 +456,10 @@ GRAPH = 6 * MIB
 GRAPHS_RANGE = (0.3, 2.5)
 # HIP graphs: 3.19, 3.9 and 4.08 GiB captured at 102, 102 and 86 graphs (0.17, 0.29 and 0.14 on three kinds of GPU).
 GRAPH_ROCM = 36 * MIB
-# Experts, MLA and states: reports of 0.44-1.94 GiB, but also 4.77-5.10 (GLM-5.1 TP8: 6.0 x), 33 and 119 GiB
+# Experts, states, drafts and adapters: reports of 0.14-1.94 GiB, 2.6 x; 4.79 at 204 graphs with adapters (Qwen3-4B,
+# 0.19.1), 3.3 x. MLA: 4.77-5.10 (GLM-5.1 TP8: 6.0 x). Not covered: 33 and 119 GiB
 # (vllm-project/vllm#45178, #50780, #53013: no range covers them), as one graph's size is multiplied by their number.
-# Graphs with adapters: 4.79 GiB estimated at 204 (Qwen3-4B, 0.19.1), 3.3 x.
-GRAPHS_HIGH_EXOTIC = 6.5
+GRAPHS_HIGH_EXOTIC, GRAPHS_HIGH_LATENTS = 4.0, 6.5
 GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#53013; {EVIDENCE}cuda-graphs"
 # Largest size captured: 1,024 on compute capability 10.x from 0.28 on (vllm-project/vllm#49390), 512 elsewhere.
 LARGEST_GRAPH = 512
@@ -594,8 +594,9 @@ def cuda_graphs(
     twice = args.max_loras > 0 and release.has("adapter_graphs") and (captured is None or captured.both)
     likely = plain + graphs * graph if twice else plain
     drafts = args.num_speculative_tokens > 0  # whose own graphs no log reports separately
-    exotic = spec.experts_per_token > 0 or spec.is_mla or spec.has_states or drafts or twice
-    high = int(likely * (GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]))
+    exotic = spec.experts_per_token > 0 or spec.has_states or drafts or twice
+    widest = GRAPHS_HIGH_LATENTS if spec.is_mla else GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]
+    high = int(likely * widest)
     outside = "" if settings.graphs_in_budget else ", outside the budget"
     without = ", the draft's own within the range" if drafts else ""
     with_both = ", each with adapters and without," if twice else ""
@@ -605,7 +606,7 @@ def cuda_graphs(
         captured is not None and not captured.is_plain
     ):  # no log has such graphs, and a backend may fall back to others or to none
         formula, low = f"{formula}; --compilation-config: a wider range", 0
-        high = int(likely * GRAPHS_HIGH_EXOTIC)
+        high = int(likely * GRAPHS_HIGH_LATENTS)
     return Estimate(low, likely, high, formula, GRAPHS_SOURCE, "calibrated")
 
 
@@ -656,11 +657,11 @@ NON_TORCH_NVLINK = Range(
     GIB, GIB * 21 // 10, GIB * 5 // 2, "over 14 runs in 1 report",
     f"llm-d-planner vLLM v0.19.0 accuracy report (H100); {EVIDENCE}non-torch",
 )  # fmt: skip
-# Without NVLink, from what two logs leave for it: 0.63 GiB on four RTX PRO 6000 (Qwen3-235B, August 2026), 0.05 on two
-# (Qwen3-32B, 0.27.1). Their middle; the high end by analogy with the older releases.
+# Without NVLink, from what logs leave for it: 0.63 GiB on four RTX PRO 6000 (Qwen3-235B, August 2026), 0.05 on two
+# (Qwen3-32B, 0.27.1), 0.31 on two T4 (Qwen3-8B in three starts of 0.22). Older releases: 0.11-0.33 in six threads.
 NON_TORCH_PCIE = Range(
-    GIB // 20, GIB * 35 // 100, GIB * 18 // 10, "from 2 logs and older releases",
-    f"2 logs of RTX PRO 6000 (0.27), vllm#16378; {EVIDENCE}non-torch",
+    GIB // 20, GIB * 35 // 100, GIB, "from 5 logs and older releases",
+    f"5 logs of RTX PRO 6000 and T4, vllm#16378; {EVIDENCE}non-torch",
 )  # fmt: skip
 # ROCm: 0.59 GiB (MI300X, vllm-project/vllm#20069), others 0.25-0.6 without a repository on record.
 NON_TORCH_ROCM = Range(

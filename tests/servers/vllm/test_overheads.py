@@ -411,6 +411,8 @@ def test_the_evidence_page_states_each_sampler(name: str) -> None:
         ("GRAPH", f"{overheads.GRAPH // MIB} MiB"),
         ("GRAPHS_RANGE", "1 | {:g}-{:g}".format(*overheads.GRAPHS_RANGE)),
         ("GRAPHS_HIGH_EXOTIC", f"{overheads.GRAPHS_HIGH_EXOTIC:g} x"),
+        ("GRAPHS_HIGH_LATENTS", f"{overheads.GRAPHS_HIGH_LATENTS:g} x"),
+        ("GRAPH_ROCM", f"{overheads.GRAPH_ROCM // MIB} MiB"),
         ("LARGEST_GRAPH", f"{overheads.LARGEST_GRAPH} tokens"),
         ("LARGEST_GRAPH_SM100", f"{overheads.LARGEST_GRAPH_SM100:,} tokens"),
     ],
