@@ -23,7 +23,7 @@ from kvplan.servers.plans.pool import Paging, Pool
 from kvplan.servers.plans.weights import rank_weights, weight_layout
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import rules as sglang
-from kvplan.servers.sglang.pool import SglangPool, pages_in
+from kvplan.servers.sglang.pool import SglangPool, max_requests, pages_in, request_table
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.changes import since
@@ -351,10 +351,11 @@ def sglang_budget(case: Case, inputs: Inputs) -> Iterator[Score]:
         yield Score("available_kv", available, kv, share=abs(available - kv) * GIB / total)
     if tokens is not None:
         yield Score("tokens", float(the_plan.capacity.tokens), tokens)
-    left = (total - the_plan.estimates["context"].likely) / GIB - loaded_gib(inputs)
+    taken = the_plan.estimates["context"].likely + the_plan.estimates["in_use"].likely
+    left = (total - taken) / GIB - loaded_gib(inputs)
     for part, name in free.items():
         if part == "free_after_pool":
-            left -= pool_bytes(the_plan) / GIB
+            left -= (pool_bytes(the_plan) + request_table(the_plan.settings, the_plan.settings.max_num_seqs)) / GIB
         if name in m:
             yield Score(part, left, m[name], share=abs(left - m[name]) * GIB / total)
 
@@ -387,9 +388,12 @@ def sglang_given_free(case: Case, inputs: Inputs) -> Iterator[Score]:
     request = the_plan.request
     images = sglang.image_reservation(request.spec, request.gpu, args, request.release)
     pages, slots, stage = pages_in(layout, args, [int(room * GIB) - images])
-    logged = m.get("available_kv_gib", None if left is None else after - left)
-    if logged is not None:
-        yield Score("pool given free memory", layout.num_bytes(pages, slots, stage) / GIB, logged)
+    pools = layout.num_bytes(pages, slots, stage)
+    if "available_kv_gib" in m:
+        yield Score("pool given free memory", pools / GIB, m["available_kv_gib"])
+    elif left is not None:  # what the device has less of includes the table of requests
+        table = request_table(the_plan.settings, max_requests(layout, the_plan.settings, args, pages, slots))
+        yield Score("pool given free memory", (pools + table) / GIB, after - left)
     if tokens is not None:
         yield Score("tokens given free memory", float(pages * layout.block_size), tokens)
 
