@@ -20,8 +20,8 @@ from kvplan.servers.vllm import rules as vllm
 class Line:
     """Absolute relative errors of one part: shares of 1; `exact` counts those within the log's rounding, `explained`
     those that are with one thing more known, `share_p90` is in shares of the GPU's memory. Of what has a printed range,
-    `covered` is the share of the logged numbers that lie in it, and `width` the median of its widths, each as a share of
-    the logged number."""
+    `covered` is the share of the logged numbers that lie in it, and `width` the median of its widths, as shares of the
+    logged numbers."""
 
     part: str
     n: int
@@ -405,9 +405,7 @@ HEADER = ("part", "n", "median", "p90", "max", "p90 of GPU", "in range", "width"
 
 def line_cells(line: Line) -> list[str]:
     exact = "" if line.exact is None else f"{line.exact}" + (f" + {line.explained}" if line.explained else "")
-    errors = [
-        percent(value) for value in (line.median, line.p90, line.max, line.share_p90, line.covered, line.width)
-    ]
+    errors = [percent(value) for value in (line.median, line.p90, line.max, line.share_p90, line.covered, line.width)]
     return [line.part.replace("_", "-"), str(line.n), *errors, exact]
 
 

@@ -129,7 +129,7 @@ def num_groups(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 
 def num_tokens(spec: ModelSpec, inputs: EngineInputs, num_blocks: int) -> int:
-    """Tokens of a pool as vLLM logs them from 0.20.2 on: the context, times the requests of it that fit at once."""
+    """Tokens of a pool as vLLM logs them from 0.20.1 on: the context, times the requests of it that fit at once."""
     return int(num_blocks / blocks_per_request(spec, inputs) * inputs.max_model_len)
 
 

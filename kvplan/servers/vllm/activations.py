@@ -169,8 +169,8 @@ def forward(
         high = max(high, latents + sent_on + int(element * tokens * (2 * hidden + whole) * NOT_READ_HIGH))
     text = f" + {latents + sent_on:,} B kept" if latents + sent_on else ""
     if not release.has("kept_expert_workspace"):
-        room, room_text = expert_room(spec, settings, args, gpu.sm)
-        low, likely, high, text = low + room[0], likely + room[1], high + room[2], text + room_text
+        (least, usual, largest), experts = expert_room(spec, settings, args, gpu.sm)
+        low, likely, high, text = low + least, likely + usual, high + largest, text + experts
     formula = (
         f"{tokens:,} tokens x (2 x {hidden:,} hidden + {width.layer:,} widest) x {element} B"
         f" x {FORWARD_RANGE[1]} (temporaries, fitted){text}"

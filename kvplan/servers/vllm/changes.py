@@ -115,7 +115,7 @@ CHANGES: Final = {
         "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16",
     ),
     "padded_to_item": ReleaseChange(
-        (0, 12), "the profile run keeps each item's output padded to the most tokens of an item, not to the whole budget",
+        (0, 12), "the profile run keeps each item's output padded to the most tokens of an item; before, to the budget",
         "vLLM v1/worker/gpu_model_runner.py (profile_run)", "0.11, 0.12, 0.13",
     ),
     "async_scheduling": ReleaseChange(
@@ -152,8 +152,8 @@ CHANGES: Final = {
         "vLLM envs.py (VLLM_FUSED_MOE_CHUNK_SIZE)", "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16, 0.17",
     ),
     "kept_expert_workspace": ReleaseChange(
-        (0, 14), "fused experts have a workspace that stays; before, each pass made one and freed it, so that it counts "
-        "in the peak of the forward pass alone",
+        (0, 14), "fused experts have a workspace that stays; before, each pass made one and freed it, so that it "
+        "counts in the peak of the forward pass alone",
         "vLLM fused_moe/unquantized_fused_moe_method.py, fused_moe.py (fused_experts_impl) and v1/worker/workspace.py",
         "0.11, 0.12, 0.13, 0.14",
     ),
@@ -241,8 +241,8 @@ CHANGES: Final = {
         "and 0.19 captured fewer graphs", "vLLM config/compilation.py", "0.18 to 0.20",
     ),
     "tokens_by_concurrency": ReleaseChange(
-        (0, 20, 2), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks',
-        "vllm-project/vllm#40691; vLLM v1/core/kv_cache_utils.py; a log of 0.20.2", "0.18 to 0.29",
+        (0, 20, 1), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks',
+        "vllm-project/vllm#40691; vLLM v1/core/kv_cache_utils.py; two logs of 0.20.1", "0.18 to 0.29, 0.20.0 and 0.20.1",
     ),
     "chosen_items": ReleaseChange(
         (0, 21), "--mm-processor-kwargs and --limit-mm-per-prompt bound the largest image and video of Gemma 4",

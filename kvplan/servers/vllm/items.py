@@ -221,7 +221,9 @@ def qwen3_vl(processor: Processor) -> dict[str, Item]:
             tokens(still, bounds, 1), merge**2 * tokens(within(still, processor.limit("image")), bounds, 1), width
         ),
         "video": Item(
-            counted, merge**2 * tokens(within(video_size, processor.limit("video")), video, pair), width,
+            counted,
+            merge**2 * tokens(within(video_size, processor.limit("video")), video, pair),
+            width,
             made=0 if counted == film else film,
         ),
     }

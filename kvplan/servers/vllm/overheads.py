@@ -600,7 +600,8 @@ def cuda_graphs(
     outside = "" if settings.graphs_in_budget else ", outside the budget"
     without = ", the draft's own within the range" if drafts else ""
     with_both = ", each with adapters and without," if twice else ""
-    formula = f"0.25 GiB + {graphs * (1 + twice)} graphs{with_both} x {graph // MIB} MiB, fitted on {3 if amd else 14} logs{without}{outside}"
+    fitted = f"x {graph // MIB} MiB, fitted on {3 if amd else 14} logs"
+    formula = f"0.25 GiB + {graphs * (1 + twice)} graphs{with_both} {fitted}{without}{outside}"
     low = int(plain * GRAPHS_RANGE[0])
     if (
         captured is not None and not captured.is_plain
@@ -663,6 +664,9 @@ NON_TORCH_PCIE = Range(
     GIB // 20, GIB * 35 // 100, GIB, "from 5 logs and older releases",
     f"5 logs of RTX PRO 6000 and T4, vllm#16378; {EVIDENCE}non-torch",
 )  # fmt: skip
+# GPUs that reach each other over NVLink, but through no NVSwitch, whose multicast buffers they lack: 0.07-0.09 GiB on
+# four GH200 of a node (GLM-5.2 in three starts of 0.23).
+WITHOUT_SWITCH = "gh200"
 # ROCm: 0.59 GiB (MI300X, vllm-project/vllm#20069), others 0.25-0.6 without a repository on record.
 NON_TORCH_ROCM = Range(
     GIB // 4, GIB * 4 // 10, GIB * 6 // 10, "in ROCm logs",
@@ -679,12 +683,12 @@ def non_torch_range(gpu: GpuSpec, tp: int, release: Version) -> Range:
         return NON_TORCH_NVSWITCH_V0
     if not release.has("all_reduce_buffers"):
         return NON_TORCH_MANY
+    if gpu.name.startswith(WITHOUT_SWITCH):
+        return NON_TORCH_PCIE
     return NON_TORCH_NVLINK if gpu.sm in (90, 100, 103) else NON_TORCH_PCIE
 
 
-def non_torch(
-    spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec, *, weights: int = 0
-) -> Estimate:
+def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec, *, weights: int = 0) -> Estimate:
     """Device memory allocated during loading and profiling that torch does not track.
 
     weights  bytes that the rank loads, which the host reads on a GPU that shares its memory
