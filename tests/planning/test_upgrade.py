@@ -260,6 +260,6 @@ def test_a_release_without_a_patch_says_which_one_it_means(run: Run) -> None:
     """vllm-project/vllm#43308: 0.20.0 and 0.20.2 print other tokens."""
     options = ("upgrade", "gemma-4-31b", "--gpu", "h200", "--ctx", "32k", "--to", "vllm@0.21", "--offline")
     bare = " ".join(run(*options, "--from", "vllm@0.20").out.split())
-    assert "vllm@0.20 means its newest patch: 0.20.2 changed what is planned" in bare
+    assert "vllm@0.20 means its newest patch: 0.20.1 changed what is planned" in bare
     assert "write it out, vllm@0.20.0." in bare
     assert "newest patch" not in run(*options, "--from", "vllm@0.20.0").out

@@ -595,7 +595,8 @@ def cuda_graphs(
     likely = plain + graphs * graph if twice else plain
     drafts = args.num_speculative_tokens > 0  # whose own graphs no log reports separately
     exotic = spec.experts_per_token > 0 or spec.has_states or drafts or twice
-    widest = GRAPHS_HIGH_LATENTS if spec.is_mla else GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]
+    latents = widths(spec, args.tensor_parallel_size, 1).latent
+    widest = GRAPHS_HIGH_LATENTS if latents else GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]
     high = int(likely * widest)
     outside = "" if settings.graphs_in_budget else ", outside the budget"
     without = ", the draft's own within the range" if drafts else ""
