@@ -227,18 +227,22 @@ def gpu_places(plan: Plan, cache: SlotCache) -> list[typed.Place]:
 def places_document(plan: Plan) -> list[typed.Place]:
     """The memory of every stage's ranks, and that of the host."""
     several = len(plan.places) > 1
-    on_gpus: list[typed.Place] = gpu_places(plan, plan.slots) if plan.slots is not None else [
-        {
-            "name": f"stage {number + 1}" if several else "gpu",
-            "kind": "gpu",
-            "ranks": place.ranks,
-            "decides": number == plan.stage,
-            "rows": {name: getattr(place.memory, name) for name in MemoryBreakdown.ROWS},
-            "missing": place.memory.missing,
-            "total": place.memory.total,
-        }
-        for number, place in enumerate(plan.places)
-    ]
+    on_gpus: list[typed.Place] = (
+        gpu_places(plan, plan.slots)
+        if plan.slots is not None
+        else [
+            {
+                "name": f"stage {number + 1}" if several else "gpu",
+                "kind": "gpu",
+                "ranks": place.ranks,
+                "decides": number == plan.stage,
+                "rows": {name: getattr(place.memory, name) for name in MemoryBreakdown.ROWS},
+                "missing": place.memory.missing,
+                "total": place.memory.total,
+            }
+            for number, place in enumerate(plan.places)
+        ]
+    )
     ranks = sum(place.ranks for place in plan.places)
     rows: Counter[str] = Counter()
     for row in host_rows(plan):

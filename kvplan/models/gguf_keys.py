@@ -465,9 +465,7 @@ def _read_falcon_h1(keys: _Keys, config: Values, shapes: Shapes) -> Values:
 def _read_nemotron(keys: _Keys, config: Values, shapes: Shapes) -> Values:
     """A layer is attention, a feed-forward part or a state: what it has width for."""
     count = config["num_hidden_layers"]
-    pairs = zip(
-        keys.numbers("attention.head_count_kv", count), keys.numbers("feed_forward_length", count), strict=True
-    )
+    pairs = zip(keys.numbers("attention.head_count_kv", count), keys.numbers("feed_forward_length", count), strict=True)
     mlp = "E" if keys.architecture == "nemotron_h_moe" else "-"
     return {
         "hybrid_override_pattern": "".join("*" if kv else mlp if inner else "M" for kv, inner in pairs),

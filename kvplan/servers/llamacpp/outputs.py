@@ -6,9 +6,7 @@ from kvplan.servers.logs.log import Logs
 
 SOURCE = "llama.cpp 0.5.0 ggml/src/ggml-cuda/ggml-cuda.cu, common/fit.cpp"
 failures = Failures(
-    wordings=(
-        Wording("oom_loading_weights", "unable to allocate CUDA0 buffer", "0.5.0", SOURCE, phase="load"),
-    ),
+    wordings=(Wording("oom_loading_weights", "unable to allocate CUDA0 buffer", "0.5.0", SOURCE, phase="load"),),
     frames=(),
     marks=(("llama_model_loader: loaded meta data", "load"),),
     ready=("server is listening on",),

@@ -52,7 +52,7 @@ terms = Terms(
         described=None,
     ),
 )
-abilities = Abilities(keeps_share=True, fits_context=True, file_types=True)
+abilities = Abilities(keeps_share=True, fits_context=True, file_types=True, vendors=("nvidia", "amd", "apple", "intel"))
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:

@@ -280,5 +280,3 @@ def notes(run: Started) -> list[str]:
     if run.server.devices and not run.server.devices[0].capability:
         texts.append("compute buffers are CUDA's; those of other GPUs were not compared")
     return texts
-
-

@@ -753,7 +753,7 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
         growth = min(host.likely + read[0], HOST_GROWTH_MOST[0])
         low, likely = low + host.low, likely + growth
         high += min(host.high + read[1], HOST_GROWTH_MOST[1])
-        formula += f"; {growth / GIB:.1f} GiB used by the host meanwhile: 1 and a tenth of the weights, at most 6.5"
+        formula += f"; {growth / GIB:.1f} GiB used by the host meanwhile, not computable: 1 and a tenth of the weights"
         source += f"; {host.source}"
     return Estimate(low, likely, high, formula, source, "calibrated")
 
