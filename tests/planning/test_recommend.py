@@ -808,7 +808,7 @@ ANSWERS = [
         "Yes: llama-3.1-8b on a100-80g has memory for 28 users at 16,384 tokens e",
     ),
     ((*LLAMA, "--users", "29", "--gpu", "a100-80g"), "Yes: llama-3.1-8b on a100-80g with utilization 0.9"),
-    ((*LLAMA, "--users", "40", "--gpu", "a100-80g"), "No: llama-3.1-8b on a100-80g has memory for 28 of 40 users at 16,384 t"),
+    ((*LLAMA, "--users", "40", "--gpu", "a100-80g"), "No: llama-3.1-8b on a100-80g has memory for 28 of 40 users"),
     (
         (*LLAMA, "--users", "1", "--gpu", "h200"),
         "Yes: llama-3.1-8b on h200 has memory for 1 user at 16,384 tokens (conservativ",
