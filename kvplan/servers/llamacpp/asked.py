@@ -17,6 +17,7 @@ USUAL_TYPE: Final = "Q4_K_M"  # what -hf downloads unless told otherwise (common
 # Free memory before loading, below the total, in public logs of ten idle GPUs: 148 (P40) to 605 MiB (RTX PRO 6000).
 CONTEXT_MIB: Final = (148, 477, 605)
 CONTEXT_SOURCE: Final = "free and total memory in llama.cpp's start-up logs of ten kinds of GPU"
+RUNTIMES: Final = {"amd": "HIP", "intel": "SYCL"}
 BATCH, UBATCH, FIT_CTX, MARGIN = 2048, 512, 4096, "1024"  # its defaults; the margin in MiB
 EXPERTS: Final = r"ffn_(up|down|gate_up|gate)_(ch|)exps"
 # Arguments of the table that --gpu sets for every server.
@@ -26,7 +27,9 @@ BY_GPUS: Final = ("tensor_parallel_size",)
 def context(gpu: GpuSpec) -> Estimate:
     """What the driver takes of a GPU before the server allocates."""
     low, likely, high = (size * MIB for size in CONTEXT_MIB)
-    runtime = "HIP" if gpu.vendor == "amd" else "CUDA"
+    if gpu.vendor == "apple":
+        return Estimate(0, 0, high, "Metal's own is not known; the high end is CUDA's", CONTEXT_SOURCE, "calibrated")
+    runtime = RUNTIMES.get(gpu.vendor, "CUDA")
     text = f"{likely / GIB:.2f} GiB ({runtime} context), {low // MIB}-{high // MIB} MiB in logs"
     return Estimate(low, likely, high, text, CONTEXT_SOURCE, "calibrated")
 

@@ -87,7 +87,7 @@ SHARED_IN_USE: Final = (124_610 - 117_434) * MIB
 
 def in_use(request: Request) -> Estimate:
     stated = request.memory_in_use
-    if stated is None and request.gpu.unified:
+    if stated is None and request.gpu.unified and not request.gpu.has_own_limit:
         size, text = SHARED_IN_USE, "the host's on an idle GB10; set --memory-in-use"
         return Estimate(size, size, size, text, "a start-up log of llama.cpp", "measured")
     stated = stated or 0
