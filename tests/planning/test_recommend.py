@@ -368,9 +368,9 @@ def test_gpus_that_share_memory_with_the_host_are_planned_at_what_is_free(
 
 
 def test_a_batch_without_state_blocks_at_the_low_end_is_said_as_that(run: Run) -> None:
-    words = ("qwen3.5-27b", "--users", "10", "--ctx", "16k", "--max-num-seqs", "330", "--gpus", "h100-80g")
+    words = ("qwen3.5-27b", "--users", "10", "--ctx", "16k", "--max-num-seqs", "360", "--gpus", "h100-80g")
     assert (
-        "at the low end of the range the pool has no state block for each of 330 sequences"
+        "at the low end of the range the pool has no state block for each of 360 sequences"
         in run("recommend", *words).out
     )
 
