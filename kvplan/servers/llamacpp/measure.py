@@ -68,13 +68,16 @@ class Server:
         """Whether it uses flash attention.
 
         The operation runs where its cache is stored just before it, so that only the devices decide; no length of the
-        context does, for a cache is whole runs of cells. The whole graph decides where caches lie elsewhere, where a
-        layer stores none, where heads differ, and where so many slots make the weights of the host move.
+        context does, for a cache is whole runs of cells. The whole graph decides where that is not certain: caches or
+        layers elsewhere, layers that store none, heads that differ, slots so many that the weights of the host move.
         """
         shape, used = self.shape, [self.devices[i] for i in where.devices]
         attending = [i for i in range(shape.num_layers) if shape.attends(i)]
         alike = len({shape.head_dims(i) for i in attending}) == 1 and not shape.num_shared_kv
-        if not settings.offload_cache or not alike or context.slots >= OFFLOAD_BATCH:
+        # A layer of the host computes on a device that reads its weights, or has them by an override.
+        drawn = any(device.integrated for device in used) or any("ffn_" not in o.pattern for o in settings.overrides)
+        plain = not drawn or all(where.layers[i] is not None for i in attending)
+        if not (settings.offload_cache and alike and plain) or context.slots >= OFFLOAD_BATCH:
             key = replace(settings, ctx=0), None
             if key not in self._flash:
                 self._flash[key] = flash_attention(shape, where, context, settings, used)
