@@ -101,7 +101,7 @@ class Server:
         if settings.flash == "auto" and not quantized(settings.cache_v):
             flash = self.flash(settings, where, context)
         check_kinds(shape, settings, flash)
-        caches = context_bytes(shape, where, context, settings, flash)
+        caches = context_bytes(shape, where, context, settings)
         buffers = compute(shape, where, context, settings, used, flash, pipeline=pipeline, allocated=allocated)
         places: dict[int | None, Memory] = {}
         for position in (*range(len(used)), None):
