@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.core.errors import NoServerError, UsageError
 from kvplan.core.files import exists, printable
-from kvplan.servers.base import SERVERS, is_named, programs, server_of
+from kvplan.servers.base import ALIASES, SERVERS, is_named, programs, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words import environment, shell
 from kvplan.servers.words.command import Note, ServeCommand, refuse
@@ -112,7 +112,7 @@ def is_command(words: list[str]) -> bool:
 def served_by(engine: str, words: list[str]) -> list[str]:
     """Return the command of a server (`vllm@0.33`) for a model and its flags."""
     name = engine.partition("@")[0]
-    if name not in SERVERS:
+    if name not in SERVERS and name not in ALIASES:
         return words  # the reader of --engine reports it
     starts = server_of(name).pasted().starts
     return [*starts.launcher, f"--{starts.model_flag.replace('_', '-')}", *words]

@@ -331,12 +331,12 @@ def resolve(ref: str, source: Source) -> Resolved:
 def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolved:
     """The catalog's checkpoint quantized with `method`, if the given catalog entry is not quantized; with a note.
 
-    A method applied while loading, a Hub id and a path are unchanged.
+    A method applied while loading and a path are unchanged.
     """
     from kvplan.servers.plans.weights import ONLINE_METHODS
 
     own = catalog.find(name)
-    if own is None or "/" in name or source.revision is not None or model.spec.quantization is not None:
+    if own is None or source.revision is not None or model.spec.quantization is not None:
         return model
     sibling = None if method in ONLINE_METHODS else catalog.quantized(own, method)
     if sibling is None:

@@ -20,6 +20,7 @@ from kvplan.core.records import dataclass
 
 # Typer's exception for a bad command line. Depending on its version, the class is in click or in typer's copy of it.
 ParserError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+MOST_READINGS: Final = 3  # of one line, each of which mends another part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,7 @@ def command(name: str, entry: Entry) -> Callable[..., int]:
     options = loaded(entry.options)
 
     def run_command(**values: Any) -> int:
+        output.say_reading()
         stated = options(**values)
         try:
             code: int = loaded(entry.do)(stated)
@@ -210,7 +212,12 @@ class PanelCommand(typer.core.TyperCommand):
 
 
 class ExampleGroup(typer.core.TyperGroup):
-    """A group of commands whose help ends with examples."""
+    """A group of commands whose help has whole sentences and ends with examples."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [(name, str(command.help).partition("\n")[0]) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(ctx, formatter)
@@ -277,7 +284,12 @@ def application(command: str | None = None) -> Any:
     command  the only command whose options are needed, because parsing all takes longer than most answers; None: all
     """
     app = typer.Typer(
-        name="kvplan", rich_markup_mode=None, pretty_exceptions_enable=False, help=top.__doc__, no_args_is_help=False
+        name="kvplan",
+        cls=ExampleGroup,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help=top.__doc__,
+        no_args_is_help=False,
     )
     app.callback()(top)
     add(app, COMMANDS, command)
@@ -303,21 +315,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit code; raises only SystemExit, during shell completion."""
     output.prepare_streams()
     line = sys.argv[1:] if argv is None else argv
-    output.start_command(line)
+    if "-h" in line[:2]:
+        line = ["--help" if word == "-h" else word for word in line]
     files.start_command()
     try:
-        code: object = 0
-        if not line and not is_completing():
-            from kvplan.cli.help import overview
-
-            with output.standard_output():
-                output.write(
-                    "\n".join(overview({name: entry.help for name, entry in COMMANDS.items()} | {"trace": TRACE_HELP}))
-                )
-            return 0
-        with output.standard_output() if "--help" in line else nullcontext():
-            code = application(wanted_command(line)).main(args=line, prog_name="kvplan", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        return answered(line)
     except KvplanError as error:
         return refuse(error, error.exit_code, line)
     except ParserError as error:
@@ -326,6 +328,35 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:  # any crash must not look like "does not fit"
         return crash(error, line)
+
+
+def answered(line: Sequence[str], readings: int = 0) -> int:
+    """Run a line; one that cannot be parsed as the line that it stands for."""
+    try:
+        return run(line, is_reading=readings > 0)
+    except ParserError as error:
+        from kvplan.cli.instinct import meant
+
+        better = meant(line, {*COMMANDS, "trace"}, getattr(error, "ctx", None))
+        if better is None or better == line or readings == MOST_READINGS:
+            raise
+    return answered(better, readings + 1)
+
+
+def run(line: Sequence[str], *, is_reading: bool) -> int:
+    output.start_command(line, is_reading)
+    if not line and not is_completing():
+        from kvplan.cli.help import overview
+
+        with output.standard_output():
+            output.write(
+                "\n".join(overview({name: entry.help for name, entry in COMMANDS.items()} | {"trace": TRACE_HELP}))
+            )
+        return 0
+    words = ["--help" if word == "--help-all" else word for word in line]
+    with output.standard_output() if "--help" in words else nullcontext():
+        code = application(wanted_command(line)).main(args=words, prog_name="kvplan", standalone_mode=False)
+    return code if isinstance(code, int) else 0
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

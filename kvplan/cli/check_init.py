@@ -9,7 +9,7 @@ from kvplan.asked.question import MODEL_CURE, Inputs, requests
 from kvplan.asked.speculation import in_parts
 from kvplan.cli import output
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
-from kvplan.cli.options import form_of, refuse_given
+from kvplan.cli.options import refuse_given, whole_form
 from kvplan.core.errors import KvplanError, NoServerError, UsageError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request, plan
@@ -26,7 +26,7 @@ JUDGING = ("strict", "today", "base", "update_baseline", "report")
 def init(options: CheckOptions) -> int:
     """Write the policy and return 0; an existing file is kept unless --force is given."""
     refuse_given(options, JUDGING, "checks a policy, but --init writes one", "use only one")
-    form = form_of(options)
+    form = whole_form(options)
     refuse_missing(
         ("MODEL", form.names_model or options.from_pid is not None, MODEL_CURE),
         ("--gpu", form.names_gpu, "name the GPU that the policy is for (`kvplan gpus`)"),

@@ -54,3 +54,8 @@ class CheckOptions(WorkloadOptions):
     output: Text = option("--output, -o PATH", "--init: file to write.")
     force: bool = option("--force", "Overwrite existing files of --report and --init.", False)
     from_pid: Text = option("--from-pid PID", "--init: use the command line of a running server (Linux).")
+
+    @property
+    def reads_file(self) -> bool:
+        """Without --init a file is what is checked."""
+        return self.init

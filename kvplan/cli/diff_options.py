@@ -52,3 +52,8 @@ class DiffOptions(WorkloadOptions):
     force: bool = option(*FORCE, False)
     color: Color = option(*COLOR, "auto")
     quiet: bool = option(*QUIET, False)
+
+    @property
+    def reads_file(self) -> bool:
+        """A file is one side of what is compared."""
+        return False

@@ -170,6 +170,16 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # for options that are not eng
 }  # fmt: skip
 
 
+# Options that come first in the help of commands with many, besides their own; --help-all lists the others.
+FIRST: Final = (
+    "gpu", "gpu_memory", "max_model_len", "tensor_parallel_size", "quantization", "kv_cache_dtype",
+    "gpu_memory_utilization", "max_num_seqs", "mean_tokens", "prompt_tokens", "output_tokens", "engine",
+    "from_command", "explain", "format", "help",
+)  # fmt: skip
+MANY: Final = 60  # options from which a command's help is in two parts
+ALL: Final = "--help-all"
+
+
 def panel_of(name: str, common: frozenset[str]) -> str:
     """Panel of an option: server-specific options have their own. `common` are the options of every plan."""
     for panel, names in PANELS.items():
@@ -184,27 +194,31 @@ def panel_of(name: str, common: frozenset[str]) -> str:
 
 
 def write_options(command: typer.core.TyperCommand, ctx: Any, formatter: Any) -> None:
-    """Write a command's own options first, then those of every plan, by topic."""
+    """Write a command's own options first, then those of every plan, by topic; of many, those that are used first."""
     from kvplan.asked.form import LENGTH_KEYS
     from kvplan.cli.options import PlanOptions
+    from kvplan.cli.output import command_line
 
-    common = frozenset(field.name for field in fields(PlanOptions))
+    common = frozenset(field.name for field in fields(PlanOptions)) | set(LENGTH_KEYS)
     own = (terms_of(server).title for server in SERVERS)
     order = ("Arguments", "Options", *get_args(Panel), *own, "Output")
     panels: dict[str, list[tuple[str, str]]] = {name: [] for name in order}
     params = command.get_params(ctx)
+    is_whole = len(params) < MANY or ALL in command_line()
     if any(param.name == "mean_tokens" for param in params):  # lengths of every plan's requests: after own options
         params = sorted(params, key=lambda param: str(param.name) in LENGTH_KEYS)
     for param in params:
         record = param.get_help_record(ctx)
-        if record is not None:
-            is_argument = param.param_type_name == "argument"
-            name = str(param.name)
-            panels["Arguments" if is_argument else panel_of(name, common)].append(record)
+        name = str(param.name)
+        is_argument = param.param_type_name == "argument"
+        if record is not None and (is_whole or is_argument or name in FIRST or name not in common):
+            panels["Arguments" if is_argument else panel_of(name, common - set(LENGTH_KEYS))].append(record)
     for title, rows in panels.items():
         if rows:
             with formatter.section(title):
                 formatter.write_dl(rows)
+    if not is_whole:
+        formatter.write(f"\nAll {len(params)} options: {ctx.command_path} {ALL}\n")
 
 
 def examples_of(name: str) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, assert_never
 
 from kvplan.cli import output
 from kvplan.cli.options import GpusOptions, ModelsOptions, SchemaOptions
-from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import Table
@@ -49,11 +48,14 @@ _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def models(options: ModelsOptions) -> int:
-    if options.name is not None:
-        return one_model(options.name, options)
     max_params = None if options.max_params is None else parse_params(options.max_params)
-    names = [name for name in catalog.model_names() if options.family is None or is_of(name, options.family)]
-    rows = [tables.model_row(name, catalog.load(name)) for name in names]
+    names, family = catalog.model_names(), options.family
+    if options.name is not None:
+        names = [name for name in names if is_of(name, options.name)]  # a part of several names
+        if len(names) < 2 or catalog.find(options.name) is not None:
+            is_part = catalog.find(options.name) is None and names
+            return one_model(names[0] if is_part else options.name, options)
+    rows = [tables.model_row(name, catalog.load(name)) for name in names if family is None or is_of(name, family)]
     if max_params is not None:
         rows = [row for row in rows if row["parameters"] <= max_params]
     if not rows:
@@ -88,7 +90,6 @@ def parse_params(text: str) -> int:
 
 
 def one_model(name: str, options: ModelsOptions) -> int:
-    refuse_family(name)
     spec, facts = catalog.load(name), catalog.facts(name)
     row = tables.model_row(spec.name, spec)
     document: ModelDocument = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
@@ -103,18 +104,6 @@ def one_model(name: str, options: ModelsOptions) -> int:
     )
     answer(response, options)
     return 0
-
-
-def refuse_family(name: str) -> None:
-    """Refuse a text that is not a model's name but the prefix of several: suggest --family."""
-    many = [own for own in catalog.model_names() if own.startswith(name.lower())]
-    if name and catalog.find(name) is None and len(many) > 1:
-        raise UsageError(
-            f"model {printable(repr(name))}",
-            f"not in the catalog, but {len(many)} names start with it: did you mean "
-            f"{', '.join(entries.suggestions(catalog.path(), name))}? `kvplan models --family {name.lower()}` "
-            "lists all",
-        )
 
 
 def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[str, str]]:

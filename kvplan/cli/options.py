@@ -4,10 +4,13 @@ Values stay text until kvplan/asked/form.py parses them, so that a flag, a paste
 and rejected by the same code (kvplan/servers/words/argument_values.py).
 """
 
+import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar
 
-from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, flag_of, read_form, stated_arguments
+from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, Origin, flag_of, read_form, stated_arguments
 from kvplan.asked.question import Inputs, requests
 from kvplan.cli.fields import (
     COLOR,
@@ -29,6 +32,7 @@ from kvplan.cli.fields import (
     option_field,
 )
 from kvplan.core.errors import UsageError
+from kvplan.core.files import exists, printable, read_text
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 from kvplan.servers.base import SERVERS
@@ -94,6 +98,12 @@ class PlanOptions:
     memory_in_use: Text = option(
         "--memory-in-use SIZE", "Memory already used on each GPU by other processes (or by the host, if shared)."
     )
+
+    @property
+    def reads_file(self) -> bool:
+        """True if a file in place of a model may contain a server's command."""
+        return True
+
     if TYPE_CHECKING:  # an option for every engine argument: `with_arguments`
 
         def __getattr__(self, name: str) -> Any: ...
@@ -206,9 +216,31 @@ def form_of(options: PlanOptions) -> Form:
     return Form(given, options.takes_contexts)
 
 
+MOST_PASTED: Final = 2**20  # characters of a file
+PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", ".service", ".txt")
+
+
+def whole_form(options: PlanOptions) -> Form:
+    """The values that a plan's options give; a file that stands for a model has a server's command, as if pasted."""
+    form = form_of(options)
+    name = form.text("model") or ""
+    may_be_file = options.reads_file and "." in name and "from_command" not in form.values
+    if not may_be_file or not exists(name) or not Path(name).is_file():
+        return form
+    path = printable(name, 200)
+    if name.lower().endswith(".log"):
+        raise UsageError(f"model {path}", "is a log", f"read it with `kvplan why {shlex.quote(path)}`")
+    if not name.lower().endswith(PASTED_FILES):
+        return form
+    text = read_text(Path(name), MOST_PASTED)
+    return replace(
+        form.changed(model=None, from_command=text), origins={**form.origins, "from_command": Origin(path, "")}
+    )
+
+
 def stated_by(options: PlanOptions, sought: Mapping[str, str]) -> frozenset[str]:
     """Engine arguments that are given in any form. Refuse those that the command seeks itself, each with the reason."""
-    form = form_of(options)
+    form = whole_form(options)
     stated = stated_arguments(form, form.command())
     for name, why in sought.items():
         if name in stated:
@@ -225,4 +257,4 @@ def refuse_given(options: object, names: Iterable[str], problem: str, remedy: st
 
 def inputs_of(options: PlanOptions) -> Inputs:
     """The requests of a plan's options."""
-    return requests(read_form(form_of(options)))
+    return requests(read_form(whole_form(options)))

@@ -22,12 +22,23 @@ if TYPE_CHECKING:
 
 _answered = False  # True if standard output has received machine-format text
 _line: Sequence[str] = ()  # the command line, shown at the foot of a page
+_is_reading = False  # True if the line stands for the one that was typed
 _answer: TextIO | None = None  # standard output while `answers_only` holds
 
 
-def start_command(line: Sequence[str] = ()) -> None:
-    global _answered, _line
-    _answered, _line = False, line
+def start_command(line: Sequence[str] = (), reading: bool = False) -> None:
+    """Start a command.
+
+    reading  the line stands for another one that was typed: a note says so as soon as it is parsed
+    """
+    global _answered, _line, _is_reading
+    _answered, _line, _is_reading = False, line, reading
+
+
+def say_reading() -> None:
+    """Say which line stands for the one that was typed."""
+    if _is_reading and not {"-q", "--quiet"} & set(_line):
+        tell("note", f"read as: kvplan {printable(shlex.join(_line), 300)}")
 
 
 def command_line() -> Sequence[str]:

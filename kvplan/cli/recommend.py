@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kvplan.asked.form import COMMON_GPUS, Form, load_of, read_form, refuse_missing
 from kvplan.asked.question import MODEL_CURE, Context, Inputs, requests
 from kvplan.cli import output
-from kvplan.cli.options import form_of, stated_by
+from kvplan.cli.options import stated_by, whole_form
 from kvplan.cli.output import report_files
 from kvplan.cli.recommend_timed import check_alone
 from kvplan.cli.sweep_options import RecommendOptions
@@ -67,7 +67,7 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswer,
     from kvplan.cli.recommend_timed import timed
     from kvplan.report.timed_text import shapes
 
-    refuse_missing(("MODEL", form_of(options).names_model, MODEL_CURE))
+    refuse_missing(("MODEL", whole_form(options).names_model, MODEL_CURE))
     prices = None if options.prices is None else price_file.read(Path(options.prices))
     stated = stated_by(options, SOUGHT)
     question = Question(
@@ -75,7 +75,7 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswer,
         prices.per_hour if prices else None,
     )  # fmt: skip
     is_fixed = options.gpu is not None or options.gpu_memory is not None
-    form = form_of(options).changed(prompt_tokens=None, output_tokens=None, shared_prefix=None)
+    form = whole_form(options).changed(prompt_tokens=None, output_tokens=None, shared_prefix=None)
     doc = timed(options, question, requests_of(form, options, prices, is_fixed=is_fixed))
     return doc["holds"], shapes(doc, limit), None
 
@@ -112,7 +112,7 @@ def manifest_of(options: RecommendOptions, doc: RecommendationDocument, chosen: 
 def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placement | None]:
     """(the answer, its first placement, or None if nothing holds the users)."""
     refuse_missing(
-        ("MODEL", form_of(options).names_model, MODEL_CURE),
+        ("MODEL", whole_form(options).names_model, MODEL_CURE),
         ("--users", options.users is not None, "add the number of concurrent users, e.g. --users 200"),
     )
     assert options.users is not None
@@ -130,7 +130,7 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
         end="likely" if options.optimistic else "low",
         prices=prices.per_hour if prices else None,
     )
-    inputs = requests_of(form_of(options), options, prices, is_fixed=is_fixed)
+    inputs = requests_of(whole_form(options), options, prices, is_fixed=is_fixed)
     output.say(inputs, quiet=options.quiet)
     source = prices.source if prices else None
     first = inputs.requests[0]

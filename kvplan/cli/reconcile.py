@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from kvplan.servers.plans import calibration
 
 def reconcile_command(options: ReconcileOptions) -> int:
     """Compare, print, and return 0, or 1 if --max-error is exceeded."""
+    options = with_source(options)
     check_sources(options)
     with output.report_files(options.report or [], force=options.force) as reports:
         return reconciled(options, reports)
@@ -80,6 +81,16 @@ def limits_text(options: ReconcileOptions) -> str:
 
 
 ONE_OF = "RUN_DIR, --log FILE, --metrics URL and --bench FILE"
+
+
+def with_source(options: ReconcileOptions) -> ReconcileOptions:
+    """A server's page or log that stands where a run does, as such."""
+    source = options.run_dir
+    if source is None or options.log is not None or options.metrics is not None:
+        return options
+    if source.startswith(("http://", "https://")):
+        return replace(options, run_dir=None, metrics=source)
+    return replace(options, run_dir=None, log=source) if source == "-" or Path(source).is_file() else options
 
 
 def check_sources(options: ReconcileOptions) -> None:

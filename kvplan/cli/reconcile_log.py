@@ -45,7 +45,7 @@ from kvplan.servers.logs.measurement import ComponentRow, exceeds
 OF_THE_MACHINE = {"gpu", "gpu_memory", "calibration", "offline"}  # options that say nothing of the server
 
 
-NEAREST = 5  # GPUs that a note names
+NEAREST = 5  # GPUs of the table of those that a log allows
 
 
 def reconcile_server(
@@ -127,7 +127,7 @@ def compared_with_plan(options: ReconcileOptions, log: ServerLog) -> LogReconcil
     except KvplanError as error:
         raise of_the_log(error, log, logged, form) from error
     if not machines:
-        gpu_notes += allowed_note(log, logged, drafted)
+        result = replace(result, allowed=allowed(log, logged, drafted, context))
     if "engine" in logged.form.origins:
         gpu_notes += logs_of(log.engine).notes(log, drafted.args, len(machines) == 1)
     notes = [
@@ -143,16 +143,13 @@ def compared_with_plan(options: ReconcileOptions, log: ServerLog) -> LogReconcil
     return replace(result, notes=tuple(dict.fromkeys([*notices.notes, *notices.warnings])))
 
 
-def allowed_note(log: ServerLog, logged: Logged, request: Request) -> list[str]:
-    """What the log's figures say of a GPU that it does not name."""
+def allowed(
+    log: ServerLog, logged: Logged, request: Request, context: Context
+) -> tuple[tuple[str, tuple[ComponentRow, ...]], ...]:
+    """The GPUs that the log's figures allow, if it names none, and the rows of each."""
     inputs = requests(logged.query([gpu(name) for name in gpu_names()]))
-    allowed = allowed_gpus(log, [replace(candidate, args=request.args, started=True) for candidate in inputs.requests])
-    if not allowed:
-        return []
-    names = ", ".join(f"{name} ({format_gib(size)})" for name, size in allowed[:NEAREST])
-    more = f" and {len(allowed) - NEAREST} others" if len(allowed) > NEAREST else ""
-    text = log.first("available_kv")
-    return [f"the KV cache of {'' if text is None else text.text} GiB is in the range of {names}{more}"]
+    started = [replace(candidate, args=request.args, started=True) for candidate in inputs.requests]
+    return allowed_gpus(log, started, context)
 
 
 def inferences(logged: Logged, query: Asked, request: Request) -> list[str]:
@@ -255,7 +252,26 @@ def given_title(result: LogReconciliation) -> str:
 
 def screen(result: LogReconciliation) -> list[Part]:
     given: list[Part] = [line(), line(given_title(result), "bold"), table(result.given)] if result.given else []
-    return [line(answer_text(result), "bold"), line(title(result)), line(), table(result.rows), *given]
+    allowed: list[Part] = [line(), line(allowed_title(result), "bold"), allowed_table(result)] if result.allowed else []
+    return [line(answer_text(result), "bold"), line(title(result)), line(), table(result.rows), *allowed, *given]
+
+
+def allowed_title(result: LogReconciliation) -> str:
+    number = len(result.allowed)
+    nearest = "" if number <= NEAREST else f"; the nearest {NEAREST}"
+    gpus = "1 GPU allows" if number == 1 else f"{number} GPUs allow"
+    return f"{gpus} the logged KV cache{nearest}:"
+
+
+def allowed_table(result: LogReconciliation) -> Table:
+    """Predicted from the inputs for each GPU that the log's KV cache allows; the error is that of the KV cache."""
+    parts = ("activations", "cuda_graphs", "kv_cache", "tokens", "concurrency")
+    rows = []
+    for name, components in result.allowed[:NEAREST]:
+        named = {row.component: row for row in components}
+        predicted = [figure(named[part], named[part].predicted) if part in named else "-" for part in parts]
+        rows.append((name, *predicted, error_text(named["kv_cache"])))
+    return Table.of(("", *parts, "error"), rows, left=(0,))
 
 
 def table(rows: tuple[ComponentRow, ...]) -> Table:
@@ -310,7 +326,10 @@ def page(result: LogReconciliation) -> list[Block]:
     notes = [bullets([note], "*") for note in result.notes]
     rows, given = (with_own_names(table(part), left=LEFT) for part in (result.rows, result.given))
     of_pool: list[Block] = [given_title(result), given] if result.given else []
-    return [heading(3, f"{answer_text(result)}: {title(result)}"), rows, *of_pool, *notes]
+    allowed: list[Block] = (
+        [allowed_title(result), with_own_names(allowed_table(result), left=(0,))] if result.allowed else []
+    )
+    return [heading(3, f"{answer_text(result)}: {title(result)}"), rows, *allowed, *of_pool, *notes]
 
 
 def answer_text(result: LogReconciliation) -> str:
@@ -318,7 +337,14 @@ def answer_text(result: LogReconciliation) -> str:
     if result.unplanned:
         return f"Nothing is compared: {result.unplanned}"
     compared = {row.component: row for row in result.rows if row.measured is not None and row.predicted is not None}
-    parts = [deviation(compared[name]) for name in ("kv_cache", "weights", "tokens") if name in compared]
+    if result.allowed:
+        names = [name for name, _ in result.allowed]
+        listed = ", ".join(names[:3]) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} others"
+        logged = next(row for row in result.rows if row.component == "kv_cache")
+        parts = [f"{words('kv_cache')} of {figure(logged, logged.measured)} is in the range of {listed}"]
+    else:
+        parts = []
+    parts += [deviation(compared[name]) for name in ("kv_cache", "weights", "tokens") if name in compared]
     return "; ".join(parts[:2]) if parts else "Nothing to compare"
 
 

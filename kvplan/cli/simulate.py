@@ -13,7 +13,7 @@ from kvplan.cli import fleet, output
 from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.load import Load, load_of
 from kvplan.cli.load_options import LoadOptions
-from kvplan.cli.options import form_of, inputs_of
+from kvplan.cli.options import inputs_of, whole_form
 from kvplan.cli.progress import Interruption, Progress, interruptible
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import INTERRUPTED, UsageError
@@ -179,8 +179,8 @@ def planned(options: SimulateOptions) -> Plan:
     """The one plan to simulate."""
     sources = (options.trace, options.profile, options.prompt_tokens, options.output_tokens)
     refuse_missing(
-        ("MODEL", form_of(options).names_model, MODEL_CURE),
-        ("--gpu", form_of(options).names_gpu, "name the GPU to simulate"),
+        ("MODEL", whole_form(options).names_model, MODEL_CURE),
+        ("--gpu", whole_form(options).names_gpu, "name the GPU to simulate"),
         ("workload", any(sources), "give one of --trace, --profile, --prompt-tokens"),
     )
     inputs = inputs_of(options)

@@ -11,7 +11,7 @@ from kvplan.asked.form import refuse_missing
 from kvplan.asked.question import MODEL_CURE, Inputs
 from kvplan.cli import output
 from kvplan.cli.load import check_lengths, load_of
-from kvplan.cli.options import form_of, inputs_of, stated_by
+from kvplan.cli.options import inputs_of, stated_by, whole_form
 from kvplan.cli.recommend import with_num_gpus
 from kvplan.cli.simulate import parse_tier, say_how_steady, with_generator
 from kvplan.cli.tune_options import TuneOptions
@@ -66,8 +66,8 @@ def answered(options: TuneOptions) -> TuneDocument:
 
     options = with_generator(with_num_gpus(options))
     refuse_missing(
-        ("MODEL", form_of(options).names_model, MODEL_CURE),
-        ("--gpu", form_of(options).names_gpu, "name the GPU to serve on: h100-80g, or 8xh100-80g"),
+        ("MODEL", whole_form(options).names_model, MODEL_CURE),
+        ("--gpu", whole_form(options).names_gpu, "name the GPU to serve on: h100-80g, or 8xh100-80g"),
         (
             "workload",
             any((options.trace, options.profile, options.prompt_tokens, options.output_tokens)),

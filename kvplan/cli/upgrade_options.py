@@ -34,6 +34,11 @@ class UpgradeOptions(WorkloadOptions):
     color: Color = option(*COLOR, "auto")
     quiet: bool = option(*QUIET, False)
 
+    @property
+    def reads_file(self) -> bool:
+        """A file is one side of what is compared."""
+        return False
+
 
 def release_of(text: str, flag: str) -> Version:
     """Parse the value of --from or --to."""

@@ -10,7 +10,7 @@ from kvplan.cli.check_options import CheckOptions
 from kvplan.cli.diff_options import DiffOptions
 from kvplan.cli.explore_options import ExploreOptions
 from kvplan.cli.load_options import LoadOptions
-from kvplan.cli.options import PlanOptions, form_of
+from kvplan.cli.options import PlanOptions, whole_form
 from kvplan.cli.serve_options import ServeOptions
 from kvplan.cli.sweep_options import RecommendOptions, SweepOptions
 from kvplan.cli.typed import in_typed_words
@@ -50,7 +50,7 @@ def other_errors(error: KvplanError, readers: Iterable[Reader]) -> tuple[KvplanE
 
 def readers(options: PlanOptions) -> Iterator[Reader]:
     """Yield a reader for each value; none uses the network."""
-    form = form_of(options)
+    form = whole_form(options)
     if isinstance(options, OTHER_SUBJECTS):
         form = form.changed(model=None)
     if isinstance(options, ServeOptions):  # the config's keys are those of what it starts

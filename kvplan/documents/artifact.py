@@ -201,6 +201,7 @@ def slots_document(cache: SlotCache) -> typed.SlotCache:
 def gpu_places(plan: Plan, cache: SlotCache) -> list[typed.Place]:
     """Each GPU of a server that places layers; the one with the least room decides."""
     total, gpus = plan.memory.total, [place for place in cache.places if place.free]
+    outside = plan.memory.non_torch
     fullest = max((place.total for place in gpus), default=0)
     tightest = next((place.name for place in gpus if place.total == fullest), "")
     return [
@@ -212,10 +213,11 @@ def gpu_places(plan: Plan, cache: SlotCache) -> list[typed.Place]:
             "rows": {
                 "weights": place.weights,
                 "buffers": place.compute,
+                "non_torch": outside,
                 "kv_cache": place.context,
-                "unused": max(0, total - place.total),
+                "unused": max(0, total - outside - place.total),
             },
-            "missing": max(0, place.total - total),
+            "missing": max(0, place.total + outside - total),
             "total": total,
         }
         for place in gpus
@@ -496,11 +498,12 @@ def _fixes(plan: Plan) -> list[typed.Fix]:
     """The nearest changes that would make it fit; none are sought where it does."""
     if plan.fits:
         return []
-    from kvplan.planning.advise import fixes
+    from kvplan.planning.advise import new_fixes
 
     return [
         {
             "flag": fix.flag,
+            "model": fix.plan.request.spec.name,
             "users": fix.plan.concurrency.users,
             "users_low": fix.plan.concurrency.users_low,
             "max_model_len": fix.plan.capacity.max_model_len,
@@ -508,7 +511,7 @@ def _fixes(plan: Plan) -> list[typed.Fix]:
             "num_gpus": num_gpus(fix.plan),
             "command": shlex.join(serve_command(fix.plan)),
         }
-        for fix in fixes(plan)
+        for fix in new_fixes(plan)
     ]
 
 

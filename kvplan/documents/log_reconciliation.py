@@ -25,6 +25,13 @@ class LogReconciliationRow(TypedDict):
     why: str | None
 
 
+class AllowedGpu(TypedDict):
+    """A GPU on which the logged KV cache memory lies in the plan's range, and the rows that the plan has there."""
+
+    gpu: str
+    rows: list[LogReconciliationRow]
+
+
 class LogReconciliationDocument(TypedDict):
     """A server's log, or its /metrics page, beside the plan for it; bytes are of one rank. `rows` are predicted from
     the inputs alone; none is if no plan can be made of what the log says, which the last of `notes` names. `given` are
@@ -41,6 +48,7 @@ class LogReconciliationDocument(TypedDict):
     data_parallel_size: Size
     max_model_len: Size | None
     rows: Annotated[list[LogReconciliationRow], "From the inputs alone."]
+    allowed: Annotated[list[AllowedGpu], "If the log names no GPU: those that its KV cache allows, nearest first."]
     given_from: str | None
     given: Annotated[list[LogReconciliationRow], "From the pool's bytes, or its blocks, as they were logged."]
     notes: list[str]

@@ -289,6 +289,7 @@ class Fix(TypedDict):
     """One change that makes it fit."""
 
     flag: str
+    model: Annotated[str, "Name of the checkpoint that is served then."]
     users: Count
     users_low: Count | None
     max_model_len: Size

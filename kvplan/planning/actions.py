@@ -32,7 +32,7 @@ def reasons(case: Case) -> Iterator[Cure]:
             )
         else:
             yield _action("stop the other processes on the GPU (see nvidia-smi; it may be an earlier server)")
-    elif kind_of_cause(case.cause).startswith("oom") and other is not None and figures.in_use_bytes:
+    elif kind_of_cause(case.cause, case.server).startswith("oom") and other is not None and figures.in_use_bytes:
         yield _action(f"stop the other process on the GPU, which uses {format_gib(other.bytes)}")
     if case.cause == "host_memory_or_shm" and is_of_one_memory(case):
         yield _action(

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import combinations, count, islice
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
-from kvplan.models.spec import ChunkedAttention, FullAttention, SlidingWindow
+from kvplan.models import catalog
+from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import abilities_of, terms_of
 from kvplan.servers.plans.plan import Refusal
@@ -22,6 +23,7 @@ from kvplan.servers.words.arguments import EngineArgs
 TP_SIZES = (1, 2, 4, 8, 16)
 RANKS = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"}
 CONTEXT_STEP = 256  # of the shorter contexts to propose, in tokens
+MOST_SHORTENED = 8  # a context shortened by more than this factor is named after all other fixes
 
 Holds = Callable[[Plan], bool]
 Knobs = Callable[[Plan], Iterable["Knob"]]  # the changes that may improve a plan
@@ -29,11 +31,15 @@ Knobs = Callable[[Plan], Iterable["Knob"]]  # the changes that may improve a pla
 
 @dataclass(frozen=True, slots=True)
 class FlagChange:
-    """One flag, and the change it makes to a request."""
+    """One flag, and the change it makes to a request.
+
+    spec  another checkpoint of the model, which the flag stands for
+    """
 
     flag: str
     args: Mapping[str, Any] = field(default_factory=dict)
     gpu: GpuSpec | None = None
+    spec: ModelSpec | None = None
 
     def flag_of(self, server: str) -> str:
         """The flag as this server calls it."""
@@ -43,7 +49,8 @@ class FlagChange:
         return f"{own} {terms.own_value(next(iter(self.args), ''), value)}".strip()
 
     def applied(self, request: Request) -> Request:
-        return replace(request, args=replace(request.args, **self.args), gpu=self.gpu or request.gpu)
+        args = replace(request.args, **self.args)
+        return replace(request, args=args, gpu=self.gpu or request.gpu, spec=self.spec or request.spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +232,26 @@ def fp8_cache(args: EngineArgs) -> Knob:
     return Knob([FlagChange("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"})] if is_free else [], "switch")
 
 
+STORED: Final = ("compressed-tensors", "modelopt", "awq", "gptq")  # methods of checkpoints, those of 8 bits first
+
+
+def quantized_weights(request: Request) -> Knob:
+    """Smaller weights: quantized while loading, or a checkpoint of the catalog, which --quantization names."""
+    spec = request.spec
+    if spec.quantization is not None or request.args.quantization or request.weights_bytes or request.checkpoint:
+        return Knob([])
+    own = catalog.find(spec.name)
+    names = {} if own is None else {method: catalog.quantized(own, method) for method in STORED}
+    siblings = {method: catalog.load(name) for method, name in names.items() if name is not None}
+    return Knob(
+        [
+            FlagChange("--quantization fp8", {"quantization": "fp8"}),
+            *(FlagChange(f"--quantization {method}", {"quantization": method}, spec=other)
+              for method, other in siblings.items()),
+        ]
+    )  # fmt: skip
+
+
 def more_ranks(args: EngineArgs) -> Knob:
     return Knob(
         [
@@ -358,8 +385,11 @@ def is_supported(answer: Plan) -> bool:
     return answer.refusal is None or answer.refusal.by != "unsupported"
 
 
-def fit_knobs(short: Plan) -> Iterator[Knob]:
-    """Yield changes that may make a plan fit, the cheapest first."""
+def fit_knobs(short: Plan, *, is_new: bool = False) -> Iterator[Knob]:
+    """Yield changes that may make a plan fit, the cheapest first.
+
+    is_new  nothing is deployed yet: another checkpoint or a shorter context cost less than more hardware
+    """
     request = short.request
     args = request.args
     yield from start_knobs(short)
@@ -370,12 +400,19 @@ def fit_knobs(short: Plan) -> Iterator[Knob]:
     if args.max_total_tokens is not None:
         context = short.settings.max_model_len
         yield Knob([FlagChange(f"--max-total-tokens {context}", {"max_total_tokens": context})])
+    is_free = args.max_model_len != "auto"  # "auto" already is the longest context that fits
+    contexts = [shorter_context(short.settings.max_model_len)] if is_free else []
+    if is_new:
+        yield quantized_weights(request)
+        yield from contexts
+        yield fp8_cache(args)
     if not abilities_of(request.release.engine).keeps_share:
         yield smaller_needs(args)
-    yield fp8_cache(args)
+    if not is_new:
+        yield fp8_cache(args)
     yield more_ranks(args)
-    if args.max_model_len != "auto":  # "auto" already is the longest context that fits
-        yield shorter_context(short.settings.max_model_len)
+    if not is_new:
+        yield from contexts
     yield larger_gpu(request)
 
 
@@ -410,6 +447,13 @@ def fixes(
         if cures:
             return sorted(cures, key=lambda cure: cure.cost)
     return []
+
+
+def new_fixes(short: Plan) -> list[FlagCure]:
+    """Fixes of a server that is not deployed yet, best first; those that shorten the context by much come last."""
+    least = short.settings.max_model_len // MOST_SHORTENED
+    cures = fixes(short, knobs=fit_knobs(short, is_new=True))
+    return sorted(cures, key=lambda cure: cure.plan.settings.max_model_len < least)
 
 
 # --- meeting several needs at once ------------------------------------------------------------------------------------

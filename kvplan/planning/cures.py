@@ -514,7 +514,7 @@ def moves(case: Case) -> Sequence[Move]:
         return ()
     if case.cause == "dtype_or_capability" and not is_bfloat16(case):
         return ()  # the kernels of a quantization do not depend on the data type
-    kind = kind_of_cause(case.cause)
+    kind = kind_of_cause(case.cause, case.server)
     if (case.args or {}).get(FIXED_POOL) and case.cause == "kv_too_small_for_max_len":
         return (POOL_UP, *MOVES[kind])
     if kind == "oom_prefill" and case.figures.tried_tokens is not None:  # the pool ran out, not torch

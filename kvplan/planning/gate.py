@@ -32,7 +32,7 @@ def passed(case: Case, reasons: Iterable[Cure], results: Iterable[Cure], others:
 
 def is_void(case: Case, cure: Cure) -> bool:
     """True if a fix cannot help this server."""
-    if cure.plan is not None and not is_of_memory(case) and kind_of_cause(case.cause) not in SHAPES:
+    if cure.plan is not None and not is_of_memory(case) and kind_of_cause(case.cause, case.server) not in SHAPES:
         return True
     args = case.args or {}
     share = terms_of(case.server).share_argument

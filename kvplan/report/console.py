@@ -271,6 +271,10 @@ def mark(doc: PlanDocument) -> str:
     """The same for a table cell; empty if there is nothing to say."""
     if is_marginal(doc):
         return terms(doc).risk
+    if (cache := doc.get("slots")) is not None and (cache["gpu_layers"] < cache["num_layers"] or cache["host_experts"]):
+        from kvplan.report import slots_text  # only for servers that place layers
+
+        return slots_text.layers_text(doc, cache)
     return f"{doc['concurrency']['max_num_seqs']:,} at once" if is_capped(doc) else ""
 
 
@@ -582,7 +586,8 @@ def fix_text(doc: PlanDocument, fix: Fix) -> str:
     users = plural(fix["users"], "user")
     if fix["users_low"] == 0 and fix["users"]:
         users = f"0 to {users}"
-    return f"{users} at {fix['max_model_len']:,} tokens on {gpus}{without_text(doc, fix)}"
+    checkpoint = "" if fix["model"] == doc["inputs"]["model"]["name"] else f" with {fix['model']}"
+    return f"{users} at {fix['max_model_len']:,} tokens on {gpus}{without_text(doc, fix)}{checkpoint}"
 
 
 def without_text(doc: PlanDocument, fix: Fix) -> str:

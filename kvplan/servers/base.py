@@ -310,7 +310,8 @@ def readers() -> dict[str, Callable[[], Reader]]:
 
 def server_of(engine: str) -> Server:
     """Return the server of a label (`vllm@0.33+flashinfer`) or name; KeyError if it is not listed."""
-    return SERVERS[engine.partition("@")[0]]()
+    name = engine.partition("@")[0]
+    return SERVERS[ALIASES.get(name, name)]()
 
 
 def parse_engine(text: str) -> "Version":
@@ -383,6 +384,11 @@ def failures_of_servers() -> "dict[str, Failures]":
     return {name: reader().outputs().failures for name, reader in readers().items()}
 
 
-def kind_of_cause(cause: str) -> str:
-    """Map a cause that only one server has to the general kind; other causes are their own kind."""
-    return next((own.causes[cause] for own in failures_of_servers().values() if cause in own.causes), cause)
+def kind_of_cause(cause: str, engine: str | None = None) -> str:
+    """Map a cause that only one server has to the general kind; other causes are their own kind.
+
+    engine  the server that failed; only its messages are loaded. None: any
+    """
+    names = readers() if engine is None else [engine]
+    tables = (readers()[name]().outputs().failures for name in names)
+    return next((own.causes[cause] for own in tables if cause in own.causes), cause)

@@ -13,7 +13,7 @@ from tests.support.cli import run as run  # the fixture
 FAILING = [
     ("estimate", "llama-9"),
     ("estimate", "llama-3.1-8b", "--gpu", "a1000"),
-    ("estimate", "llama-3.1-8b", "--gpus", "a100-80g"),
+    ("estimate", "llama-3.1-8b", "--gpuz", "a100-80g"),
     ("sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--tp", "x"),
     ("recommend", "llama-3.1-8b", "--users", "0"),
     ("simulate", "llama-3.1-8b", "--gpu", "a100-80g"),

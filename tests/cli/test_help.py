@@ -1,5 +1,6 @@
 """Help: the commands in groups with examples that run, and a command's options in panels."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,25 @@ def test_an_example_runs(run: Run, name: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_help_lists_options_in_panels(run: Run) -> None:
-    text = run("estimate", "--help").out
+    text = run("estimate", "--help-all").out
     titles = ["Options:", "Model, GPU and server:", "Parallelism:", "Quantization:", "vLLM:", "SGLang:", "Output:"]
     places = [text.index(f"\n{title}") for title in titles]
     assert places == sorted(places)
+
+
+def test_help_starts_with_the_options_that_are_used_first(run: Run) -> None:
+    """--help-all lists every option, among them those of --help."""
+    first, every = run("estimate", "--help").out, run("estimate", "--help-all").out
+    names, all_names = (re.findall(r"^  (-\S+)", text, re.MULTILINE) for text in (first, every))
+    assert len(names) < 30
+    assert set(names) < set(all_names)
+    assert "Arguments:\n  MODEL" in first
+    count = int(re.findall(r"^All (\d+) options: kvplan estimate --help-all$", first, re.MULTILINE)[0])
+    assert count == len(all_names) + 1  # and MODEL
+
+
+def test_no_sentence_of_the_list_of_commands_is_cut(run: Run) -> None:
+    assert "..." not in run("--help").out.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize(

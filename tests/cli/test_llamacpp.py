@@ -153,6 +153,28 @@ def test_a_printed_command_is_its_plan(run: Run, words: tuple[str, ...]) -> None
     assert again.json["slots"] == plan["slots"]
 
 
+def test_an_explanation_says_what_is_on_each_place(run: Run) -> None:
+    ran = run("estimate", "llama-3.3-70b", *ON_4090, "-c", "8k", "--explain")
+    assert ran.code == 0, ran.err
+    places = run("estimate", "llama-3.3-70b", *ON_4090, "-c", "8k", "--format", "json").json["slots"]["places"]
+    for place in places:
+        assert f"{place['name']}: weights {place['weights']:,} B + caches {place['context']:,} B" in ran.out
+
+
+def test_tables_say_how_many_layers_are_on_the_gpu(run: Run) -> None:
+    assert "43 of 81 layers on the GPU" in run("estimate", "llama-3.3-70b", *ON_4090, "-c", "4k,8k").out
+
+
+def test_a_smaller_type_is_named_that_keeps_all_layers_on_the_gpu(run: Run) -> None:
+    """The type that is named does, and the next larger one does not."""
+    ran = run("estimate", "qwen3-32b", *ON_4090, "--quant", "Q8_0", "-c", "16k")
+    assert "--quant Q4_K_S (" in ran.err
+    smaller = run("estimate", "qwen3-32b", *ON_4090, "--quant", "Q4_K_S", "-c", "16k")
+    assert "16,384 tokens for one user, all 65 layers on the GPU" in smaller.out
+    larger = run("estimate", "qwen3-32b", *ON_4090, "--quant", "Q4_K_M", "-c", "16k")
+    assert "all 65 layers on the GPU" not in larger.out
+
+
 def test_what_does_not_fit_says_how_much_is_missing(run: Run) -> None:
     ran = run("estimate", "llama-3.3-70b", *ON_4090, "-c", "8k", "--fit", "off")
     assert ran.code == 0

@@ -145,7 +145,7 @@ answers = {
     "command of SGLang": asked("--from-command", "python -m sglang.launch_server --model-path ./m --vault-tokens 4096"),
     "log": logged("non-default args: {'model': 'm', 'vault_size': 4096}\\n"),
     "log of SGLang": logged("server_args=ServerArgs(model_path='m', vault_tokens=4096)\\n"),
-    "help": run("estimate", "--help"),
+    "help": run("estimate", "--help-all"),
     "schema": [name for name in ("plan", "policy") if "vault_size" in json.dumps(document_schema(name))],
     "policy": json.loads(run("check", "policy.yaml", "--format", "json"))["targets"][0],
 }

@@ -156,15 +156,19 @@ def test_a_config_stands_for_a_model_that_is_not_known(run: Run, log: Log, tmp_p
     assert rows_of(document, "given")["blocks"]["exact"] is True
 
 
-def test_a_log_without_a_gpu_names_those_that_its_pool_allows(run: Run, log: Log) -> None:
+def test_a_log_without_a_gpu_has_a_table_of_those_that_its_pool_allows(run: Run, log: Log) -> None:
     """The 3090 of the log is among them; no GPU of 16 GiB has room for 14.99 GiB of weights beside 3.81 GiB."""
     text = LLAMA_3090.replace("total_gpu_memory=23.58GiB ", "").replace("kv_cache_size=", "the rest of the memory is ")
-    ran = run("reconcile", "--log", log(text.replace("3.81GiB", "Available KV cache memory: 3.81 GiB")))
-    note = next(text for text in ran.err.splitlines() if "is in the range of" in text)
-    assert note.startswith("kvplan: note: the KV cache of 3.81 GiB is in the range of ")
-    assert "rtx-3090 (" in note
-    assert "rtx-4080" not in note
-    assert "is in the range of" not in run("reconcile", "--log", log(LLAMA_3090)).err
+    path = log(text.replace("3.81GiB", "Available KV cache memory: 3.81 GiB"))
+    lines = run("reconcile", "--log", path).out.splitlines()
+    assert lines[0].startswith("KV cache of 3.81 GiB is in the range of ")
+    start = next(index for index, text in enumerate(lines) if text.endswith("GPUs allow the logged KV cache:"))
+    assert any(text.startswith("rtx-3090 ") for text in lines[start:])
+    document = run("reconcile", "--log", path, "--format", "json").json
+    allowed = {row["gpu"]: rows_of(row, "rows") for row in document["allowed"]}
+    assert "rtx-4080" not in allowed
+    assert allowed["rtx-3090"]["kv_cache"]["logged"] == round(3.81 * GIB)
+    assert run("reconcile", "--log", log(LLAMA_3090), "--format", "json").json["allowed"] == []
 
 
 def test_a_path_of_the_servers_machine_is_a_name_and_is_never_opened(run: Run, log: Log, tmp_path: Path) -> None:

@@ -126,11 +126,18 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert text.startswith("llama-3.1-70b on a100-80g does not fit at 32,768 tokens, ")
     assert "the weights alone (131.42 GiB) exceed the budget of 72.91 GiB" in text  # 70,553,706,496 x 2 B
     # 65.7 GiB of weights on each of two leave 5 GiB, half of a user's 10 GiB in 16 bits: fp8 besides, or four of them.
-    cures = re.findall(r"^  (--\S.*?) {2,}(\d+) users? at 32,768 tokens on (\d) x a100-80g$", text, re.MULTILINE)
-    assert [(flags, num) for flags, _, num in cures] == [
-        ("--kv-cache-dtype fp8 --tensor-parallel-size 2", "2"), ("--tensor-parallel-size 4", "4"),
+    # First of all comes what needs no other hardware: the catalog's checkpoint in 4 bits.
+    fixes = plan_document(planned("llama-3.1-70b"))["fixes"]
+    whole = [
+        (fix["flag"], fix["num_gpus"]) for fix in fixes if fix["max_model_len"] == 32768 and fix["gpu"] == "a100-80g"
+    ]
+    assert whole == [
+        ("--quantization awq", 1), ("--kv-cache-dtype fp8 --tensor-parallel-size 2", 2),
+        ("--tensor-parallel-size 4", 4),
     ]  # fmt: skip
-    assert re.search(r"^Serve  vllm serve .* --tensor-parallel-size 2 .* --kv-cache-dtype fp8$", text, re.MULTILINE)
+    assert fixes[0]["model"] == "llama-3.1-70b-awq"
+    hub_id = "hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4"
+    assert re.search(rf"^Serve  vllm serve {hub_id} .* --quantization awq$", text, re.MULTILINE)
 
 
 def test_users_are_those_of_the_lengths_stated() -> None:
@@ -502,7 +509,7 @@ def test_markdown_of_several_plans_is_a_table() -> None:
     rows = rows[2:]
     assert len(rows) == 4
     assert rows[2].startswith("| llama-3.1-8b | a100-80g | 32,768 | 128 KiB | 4 GiB |")
-    assert rows[3].endswith(" short; `--kv-cache-dtype fp8 --tensor-parallel-size 2` |")
+    assert rows[3].endswith(" short; `--quantization awq` |")
 
 
 def test_markdown_escapes_names() -> None:

@@ -33,7 +33,7 @@ CASES = [
         ("--ctx 32768", "--ctx 32k", "--ctx auto", "--ctx -1"),
     ),
     Case(f"estimate {LLAMA} --ctx 200k", "lower it", ("--ctx 128k",)),
-    Case(f"estimate {LLAMA} --tp 3", "use a divisor", ("--tp 2",)),
+    Case(f"estimate {LLAMA} --tp 3", "use 1, 2, 4, 8 or 16", ("--tp 2", "--tp 16")),
     Case(f"estimate {LLAMA} --tp 0", "write a whole number from 1 to 1,024", ("--tp 1",)),
     Case(
         f"estimate {LLAMA} --block-size 17",
@@ -290,7 +290,7 @@ CASES = [
         ("--memory-in-use 1GiB",),
     ),
     # GPUs with a number
-    Case("estimate llama-3.1-8b --gpu 3xh100-80g", "use a divisor", ("--gpu 2xh100-80g",)),
+    Case("estimate llama-3.1-8b --gpu 3xh100-80g", "use 1, 2, 4, 8 or 16", ("--gpu 2xh100-80g",)),
     Case("estimate llama-3.1-8b --gpu 4xh100-80g --tp 2", "change one of them", ("--gpu 2xh100-80g", "--tp 4")),
     Case("estimate llama-3.1-8b --gpu 3xh100-80g --pp 2", "change one of them", ("--gpu 4xh100-80g", "--pp 3")),
     Case("estimate llama-3.1-8b --gpu 2xl40s,4xl40s", "use only one", ("--gpu 2xl40s", "--gpu 4xl40s")),

@@ -26,6 +26,8 @@ class LogReconciliation:
 
     machine, total_memory  in place of a listed GPU: the log's own words, and bytes
     unplanned              why there is no plan to compare with; "" if there is one
+    allowed                where no GPU is named: those whose range has the logged KV cache, nearest first, and their
+                           rows from the inputs
     """
 
     engine: str
@@ -40,6 +42,7 @@ class LogReconciliation:
     machine: str = ""
     total_memory: int | None = None
     unplanned: str = ""
+    allowed: tuple[tuple[str, tuple[ComponentRow, ...]], ...] = ()
 
     @property
     def named(self) -> list[tuple[str, ComponentRow]]:
@@ -87,26 +90,31 @@ def reconcile_log(
     )
 
 
-def allowed_gpus(log: ServerLog, requests: Sequence[Request]) -> list[tuple[str, int]]:
-    """GPUs on which the logged KV cache lies in the plan's range, nearest first, with what the plan likely has there.
+def allowed_gpus(
+    log: ServerLog, requests: Sequence[Request], context: Context
+) -> tuple[tuple[str, tuple[ComponentRow, ...]], ...]:
+    """GPUs on which the logged KV cache lies in the plan's range, nearest first, with their rows from the inputs.
 
     Empty if the log has no size of it.
     """
     logged = min(log.by_rank("available_kv").values(), key=lambda reading: reading.size, default=None)
     if logged is None:
-        return []
+        return ()
     allowed = []
     for request in requests:
         try:
             answer = plan(request)
         except KvplanError:
             continue
-        card, likely = request.gpu, answer.available
+        card = request.gpu
         low = answer.available_low - (card.total_memory - card.total_memory_low)  # boards differ in what they report
         high = answer.available_high + card.total_memory_high - card.total_memory
         if low - logged.rounding <= logged.size <= high + logged.rounding:
-            allowed.append((request.gpu.name, likely))
-    return sorted(allowed, key=lambda entry: abs(entry[1] - logged.size))
+            allowed.append((abs(answer.available - logged.size), request))
+    nearest = sorted(allowed, key=lambda entry: entry[0])
+    return tuple(
+        (request.gpu.name, _compare(log, request, context=context, gpu_known=True)[0]) for _, request in nearest
+    )
 
 
 RANKS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -209,6 +217,7 @@ def document(result: LogReconciliation) -> dict[str, Any]:
         "data_parallel_size": result.args.data_parallel_size,
         "max_model_len": result.max_model_len,
         "rows": [_values(row) for row in result.rows],
+        "allowed": [{"gpu": name, "rows": [_values(row) for row in rows]} for name, rows in result.allowed],
         "given_from": result.given_from or None,
         "given": [_values(row) for row in result.given],
         "notes": list(result.notes),

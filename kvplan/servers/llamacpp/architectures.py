@@ -21,7 +21,7 @@ def build(blocks: RecurrentBlocks) -> None:
     builder = BUILDERS.get(blocks.shape.arch)
     if builder is None:
         raise UnsupportedModelError(
-            f"llama.cpp's architecture {blocks.shape.arch!r}: kvplan knows no compute buffer of it"
+            f"architecture {blocks.shape.arch!r}", "kvplan knows no compute buffer of it", "use another --engine"
         )
     blocks.expand(builder(blocks))
 
@@ -317,8 +317,7 @@ def deepseek2(g: RecurrentBlocks) -> Tensor:
     shape = g.shape
     if not shape.is_mla:
         raise UnsupportedModelError(
-            "llama.cpp's architecture 'deepseek2': this file keeps K and V of every head, as old ones do; "
-            "kvplan knows no compute buffer of it"
+            "architecture 'deepseek2'", "this file keeps K and V of every head, as old ones do", "fetch a newer file"
         )
     x = g.embedded()
     heat, positions = temperature(g), g.positions()

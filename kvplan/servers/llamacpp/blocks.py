@@ -77,9 +77,8 @@ class Blocks(Graph):
     def weight(self, name: str) -> Tensor:
         tensor = self.find(name)
         if tensor is None:
-            raise UnsupportedModelError(
-                f"GGUF file: has no tensor {name}; llama.cpp's {self.shape.arch} graph needs it"
-            )
+            problem = f"has no tensor {name}, which llama.cpp's {self.shape.arch} needs"
+            raise UnsupportedModelError("GGUF file", problem, "fetch it again")
         return tensor
 
     def of(self, layer: int, name: str) -> Tensor:

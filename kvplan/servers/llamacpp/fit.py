@@ -80,7 +80,8 @@ class Fitting:
         targets = settings.fit_target
         self.margins = [targets[i if i < len(targets) else -1] for i in range(max(1, len(self.numbers)))]
         if len(targets) not in (1, *range(len(self.numbers), len(server.devices) + 1)):
-            raise UsageError(f"--fit-target: states {len(targets)} margins for {len(self.numbers)} devices")
+            problem = f"states {len(targets)} margins for {len(self.numbers)} devices"
+            raise UsageError("--fit-target", problem, "state one, or one for each")
         self.free = [server.devices[i].free for i in self.numbers]
         self.targets = [free - margin for free, margin in zip(self.free, self.margins, strict=False)]
         self.last = len(self.numbers) - 1

@@ -99,7 +99,7 @@ def devices_in_use(devices: Sequence[Device], settings: Settings) -> tuple[int, 
         if not devices or settings.main_gpu < 0:
             return ()
         if settings.main_gpu >= len(devices):
-            raise UsageError(f"-mg {settings.main_gpu}: there are {len(devices)} devices, numbered from 0")
+            raise UsageError(f"-mg {settings.main_gpu}", f"there are {len(devices)} devices", "number them from 0")
         return (settings.main_gpu,)
     return tuple(range(len(devices)))
 
@@ -165,4 +165,4 @@ def compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"-ot {pattern!r}: is not a regular expression: {error}") from None
+        raise UsageError(f"-ot {pattern!r}", f"is not a regular expression ({error})", "correct it") from None

@@ -112,7 +112,7 @@ def context_of(shape: Shape, settings: Settings) -> Context:
     """The context as `llama_context` resolves it."""
     slots = settings.num_slots
     if not 1 <= slots <= MAX_SLOTS:
-        raise UsageError(f"-np {slots}: llama.cpp takes 1 to {MAX_SLOTS} slots")
+        raise UsageError(f"-np {slots}", f"llama.cpp takes 1 to {MAX_SLOTS} slots", "use fewer")
     total = settings.ctx or shape.trained_ctx
     batch = min(total, settings.batch)
     ubatch = min(batch, settings.ubatch or settings.batch)

@@ -208,7 +208,8 @@ def shape_of(model: FileLike) -> Shape:
     try:
         return _shape(arch, keys, {tensor.name: tensor.shape for tensor in model.tensors})
     except KeyError as missing:
-        raise UnsupportedModelError(f"GGUF file: has no {arch}.{missing.args[0]}; llama.cpp needs it") from None
+        key = f"{arch}.{missing.args[0]}"
+        raise UnsupportedModelError("GGUF file", f"has no {key}", "llama.cpp needs it: fetch it again") from None
 
 
 def _shape(arch: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Shape:

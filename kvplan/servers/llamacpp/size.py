@@ -15,6 +15,8 @@ from kvplan.servers.llamacpp.fit import Fit, fit
 from kvplan.servers.llamacpp.inversions import room
 from kvplan.servers.llamacpp.loading import Obstacle, loaded
 from kvplan.servers.llamacpp.measure import Measured, Server
+from kvplan.servers.llamacpp.outside import SOURCE as UNACCOUNTED
+from kvplan.servers.llamacpp.outside import growth
 from kvplan.servers.llamacpp.placement import buffer_bytes
 from kvplan.servers.llamacpp.settings import Settings as Own
 from kvplan.servers.plans.plan import (
@@ -114,6 +116,7 @@ def size(request: Request) -> Sized:
     estimates = {
         **dict.fromkeys(BUDGET_ROWS, none),
         "buffers": Estimate(compute, compute, compute, compute_text(run), SOURCE, "formula"),
+        "non_torch": Estimate(*growth(), "outside its books: cuBLAS, kernels, growing pools", UNACCOUNTED, "measured"),
         "context": context,
         "in_use": used,
     }

@@ -5,6 +5,7 @@ and from start-up logs that users posted.
 """
 
 from functools import lru_cache
+from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
@@ -517,6 +518,17 @@ def check_state_groups(spec: ModelSpec, tp: int) -> None:
                 )
 
 
+MOST_RANKS: Final = 16  # that a remedy names
+
+
+def sizes_text(spec: ModelSpec) -> str:
+    """Tensor parallel sizes that divide a model's heads: "1, 2, 4 or 8"."""
+    heads, kv_heads = spec.num_heads, spec.most_kv_heads or 1
+    sizes = [tp for tp in range(1, MOST_RANKS + 1) if heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)]
+    *others, last = map(str, sizes)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:
     """Reject parallel sizes that a server rejects at start-up.
 
@@ -527,7 +539,7 @@ def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:
         raise UsageError(
             f"tensor_parallel_size {tp}",
             f"does not divide the {spec.num_heads} attention heads of {spec.name}",
-            "use a divisor",
+            f"use {sizes_text(spec)}",
         )
     check_state_groups(spec, tp)
     if args.decode_context_parallel_size > 1 and tp % args.decode_context_parallel_size:

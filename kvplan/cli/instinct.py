@@ -1,0 +1,176 @@
+"""What people type before they know the commands, as the command that answers it.
+
+Read only after a line was refused: the line as it is meant is run in its place, and a note says which it is.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from kvplan.core.errors import KvplanError
+from kvplan.core.files import exists
+
+# Typer's exception for a bad line: in click or in typer's copy of it.
+ParserError: Final[type[Any]] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+# Words of other tools, and of everyday speech, for a command.
+OTHER_NAMES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("fit", "fits", "size", "calc", "calculate", "mem", "memory", "vram", "plan", "run"), "estimate"),
+    **dict.fromkeys(("cost", "price", "buy", "choose", "suggest"), "recommend"),
+    **dict.fromkeys(("explain", "debug", "diagnose"), "why"),
+    **dict.fromkeys(("lint", "validate", "test"), "check"),
+    **dict.fromkeys(("list", "ls", "model", "catalog", "search"), "models"),
+    **dict.fromkeys(("gpu", "cards"), "gpus"),
+    "compare": "diff",
+    "verify": "reconcile",
+    "sim": "simulate",
+    "ui": "explore",
+}
+# Names of other tools for an option; taken only where the command has none of that name.
+OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "--json": ("--format", "json"),
+    "--csv": ("--format", "csv"),
+    **dict.fromkeys(("--context", "--context-size", "--ctx-size", "--ctx-len", "--seq-len", "--n-ctx"), ("--ctx",)),
+    **dict.fromkeys(("--concurrency", "--num-users", "--concurrent-users", "--n-users"), ("--users",)),
+    **dict.fromkeys(("--quant", "--quantize"), ("--quantization",)),
+    **dict.fromkeys(("--kv-dtype", "--kv-cache-type", "--kv-quant"), ("--kv-cache-dtype",)),
+    "--gpus": ("--gpu",),
+    "--vram": ("--gpu-memory",),
+    "--tensor-parallel": ("--tp",),
+    "--pipeline-parallel": ("--pp",),
+    "--slos": ("--slo",),
+}
+ASKS_USERS: Final = "recommend"  # answers --users, of a GPU that is named as well
+MANIFESTS: Final = (".yaml", ".yml")
+LOGS: Final = (".log", ".out", ".err")
+TRACES: Final = (".csv", ".jsonl")
+
+
+def meant(line: Sequence[str], names: Collection[str], context: Any) -> list[str] | None:
+    """The line that a refused one stands for, or None.
+
+    names    of the commands
+    context  the parser's, of the command that refused the line; the group's if there is no such command
+    """
+    first = next((word for word in line if not word.startswith("-")), None)
+    if first is None:
+        return None
+    if first not in names:
+        return as_command(list(line), first)
+    if context is None or context.parent is None:
+        return None
+    return in_command(list(line), first, context)
+
+
+def as_command(line: list[str], first: str) -> list[str] | None:
+    """A line without a command: a word for one, a server's command, a file, a model or a GPU."""
+    if line[0] != first:
+        return None
+    others = line[1:]
+    if first == "help":
+        return [*others[:1], "--help"]
+    if first == "version":
+        return ["--version"]
+    if first in OTHER_NAMES:
+        return [OTHER_NAMES[first], *others]
+    if is_server_command(first, others):
+        return pasted(line)
+    if exists(first):
+        return of_file(first, others)
+    if is_gpu(first) and not others:
+        return ["gpus", first]
+    return ["estimate", *line] if is_model(first) else None
+
+
+def is_server_command(first: str, others: Sequence[str]) -> bool:
+    import shlex
+
+    from kvplan.asked.pasted import is_command
+
+    words = [first, *others]
+    if " " in first.strip():
+        with suppress(ValueError):
+            words = shlex.split(first)
+    return is_command(words)
+
+
+def pasted(line: Sequence[str]) -> list[str]:
+    """`kvplan 'vllm serve MODEL' --gpu l40s`, or without the quotes: then --gpu and --format are kvplan's own."""
+    import shlex
+
+    if " " in line[0].strip():
+        return ["estimate", "--from-command", line[0], *line[1:]]
+    words, own = list(line), list[str]()
+    for flag in ("--gpu", "--format"):
+        while flag in words[:-1]:
+            start = words.index(flag)
+            own += words[start : start + 2]
+            del words[start : start + 2]
+    return ["estimate", "--from-command", shlex.join(words), *own]
+
+
+def of_file(path: str, others: Sequence[str]) -> list[str]:
+    """The command for a file or a folder, by the ending of its name."""
+    name = path.lower()
+    if name.endswith(MANIFESTS):
+        return ["check", path, *others]
+    if name.endswith(LOGS):
+        return ["why", path, *others]
+    if name.endswith(TRACES):
+        return ["trace", "stats", path, *others]
+    if Path(path, "manifest.json").is_file():  # a run of `kvplan profile`
+        return ["reconcile", path, *others]
+    return ["estimate", path, *others]
+
+
+def is_gpu(word: str) -> bool:
+    from kvplan.hardware.gpu import gpu, split_count
+
+    try:
+        return gpu(split_count(word)[1]) is not None
+    except KvplanError:
+        return False
+
+
+def is_model(word: str) -> bool:
+    """True for a name of the catalog or one much like it, and for what looks like a Hub id."""
+    from kvplan.core.near import near_names
+    from kvplan.models import catalog
+
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", word) or catalog.find(word) is not None:
+        return True
+    return any(symbol.isdigit() for symbol in word) and bool(near_names(word, catalog.model_names()))
+
+
+def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
+    """A line whose command does not know an option or takes fewer words."""
+    options = {option for param in context.command.params for option in (*param.opts, *param.secondary_opts)}
+    line = list(renamed(line, options))
+    if "--users" not in options and any(word.partition("=")[0] == "--users" for word in line):
+        return [ASKS_USERS if word == name else word for word in line] if name == "estimate" else None
+    try:
+        _, words, _ = context.command.make_parser(context).parse_args(line[line.index(name) + 1 :])
+    except ParserError:  # another option is unknown
+        return None
+    for word in words:
+        flag = "--gpu" if is_gpu(word) else "--metrics" if re.match("https?://", word) else None
+        if flag is None or flag not in options:
+            return None
+        position = len(line) - 1 - line[::-1].index(word)
+        line[position : position + 1] = [flag, word]
+    return line
+
+
+def renamed(line: Sequence[str], options: Collection[str]) -> Iterator[str]:
+    """The line with the command's own names of options."""
+    for word in line:
+        name, equals, value = word.partition("=")
+        other = OTHER_OPTIONS.get(name)
+        if other is None or name in options or (other[0] not in options and other[0] != "--users"):
+            yield word
+        else:
+            yield other[0] + (f"={value}" if equals else "")
+            yield from other[1:]

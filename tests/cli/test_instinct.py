@@ -1,0 +1,101 @@
+"""What people type before they know the commands is read as the command that answers it, and a note says which."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Run, refused
+from tests.support.cli import run as run  # the fixture
+
+READ = "kvplan: note: read as: kvplan "
+DEPLOYMENT = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: chat}
+spec:
+  selector: {matchLabels: {app: chat}}
+  template:
+    metadata: {labels: {app: chat}}
+    spec:
+      nodeSelector: {nvidia.com/gpu.product: NVIDIA-L40S}
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.20.0
+        args: [--model, Qwen/Qwen3-8B, --max-model-len, "16384"]
+        resources: {limits: {nvidia.com/gpu: "1"}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("Qwen/Qwen3-8B", "estimate Qwen/Qwen3-8B"),
+        ("qwen3-8b --gpu l40s --ctx 8k", "estimate qwen3-8b --gpu l40s --ctx 8k"),
+        ("qwen3-8b l40s", "estimate qwen3-8b --gpu l40s"),
+        ("estimate qwen3-8b 2x4090 --context 8k", "estimate qwen3-8b --gpu 2x4090 --ctx 8k"),
+        ("estimate qwen3-8b --gpu l40s --json", "estimate qwen3-8b --gpu l40s --format json"),
+        ("estimate qwen3-8b --gpu l40s --users 4", "recommend qwen3-8b --gpu l40s --users 4"),
+        ("estimate qwen3-8b --gpu l40s --concurrency=4", "recommend qwen3-8b --gpu l40s --users=4"),
+        ("estimate qwen3-8b --gpus l40s,h200", "estimate qwen3-8b --gpu l40s,h200"),
+        ("fit qwen3-8b --gpu l40s", "estimate qwen3-8b --gpu l40s"),
+        ("compare qwen3-8b qwen3-14b l40s", "diff qwen3-8b qwen3-14b --gpu l40s"),
+        ("cost qwen3-8b --users 4 --gpus l40s", "recommend qwen3-8b --users 4 --gpus l40s"),
+        ("list", "models"),
+        ("4090", "gpus 4090"),
+        (
+            "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --gpu l40s",
+            "estimate --from-command 'vllm serve Qwen/Qwen3-8B --max-model-len 8192' --gpu l40s",
+        ),
+    ],
+)
+def test_a_line_is_read_as_the_command_that_answers_it(run: Run, typed: str, meant: str) -> None:
+    ran, stated = run(*typed.split()), run(*shlex.split(meant))
+    assert ran.err.splitlines()[0] == READ + meant
+    assert (ran.code, ran.out) == (stated.code, stated.out)
+    assert ran.code == 0
+
+
+def test_a_quoted_command_is_planned(run: Run) -> None:
+    ran = run("vllm serve Qwen/Qwen3-8B --max-model-len 8192", "--gpu", "l40s", "-q")
+    assert ran.out.startswith("qwen3-8b on l40s: ")
+    assert READ not in ran.err  # -q
+
+
+@pytest.mark.parametrize(
+    ("typed", "same"),
+    [(("-h",), ("--help",)), (("help",), ("--help",)), (("estimate", "-h"), ("estimate", "--help")),
+     (("help", "why"), ("why", "--help")), (("version",), ("--version",))],
+)  # fmt: skip
+def test_help_and_the_version_have_their_usual_names(run: Run, typed: tuple[str, ...], same: tuple[str, ...]) -> None:
+    assert run(*typed).out == run(*same).out
+
+
+def test_a_file_is_read_by_the_command_for_its_kind(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("deploy.yaml").write_text(DEPLOYMENT, encoding="utf-8")
+    Path("server.log").write_text("INFO 07-25 03:26:41 [api_server.py:677] Starting vLLM server on http://x:8000\n")
+    assert "chat  qwen3-8b on l40s" in run("deploy.yaml").out
+    planned = run("estimate", "deploy.yaml", "--gpu", "l40s").out
+    assert planned.startswith("qwen3-8b on l40s: ")
+    assert planned == run("estimate", "--from-command", DEPLOYMENT, "--gpu", "l40s").out
+    assert run("server.log").out == run("why", "server.log").out
+    assert refused(run("estimate", "server.log")).endswith(
+        "model server.log is a log; read it with `kvplan why server.log`"
+    )
+
+
+def test_a_log_is_a_logs_place_too(run: Run) -> None:
+    example = ("examples/vllm-0.10.log", "--gpu", "a100-80g")
+    assert run("reconcile", *example).out == run("reconcile", "--log", *example).out
+
+
+def test_part_of_several_names_lists_them(run: Run) -> None:
+    names = [row["name"] for row in run("models", "coder", "--format", "json").json["models"]]
+    assert {"qwen2.5-coder-7b", "qwen3-coder-30b-a3b"} <= set(names)
+    assert not {"qwen3-8b", "llama-3.1-8b"} & set(names)
+
+
+@pytest.mark.parametrize("typed", ["frobnicate", "estimate qwen3-8b foo", "qwen3-8b --frobnicate", "gpus a b"])
+def test_a_line_without_a_meaning_is_refused_as_before(run: Run, typed: str) -> None:
+    assert run(*typed.split()).code == 2
