@@ -136,7 +136,7 @@ def test_no_other_split_of_a_gpu_needs_fewer(run: Run, gpu: str) -> None:
 
 def test_a_higher_utilization_is_taken_only_where_it_saves_a_gpu_and_leaves_the_context_its_room(run: Run) -> None:
     savings = []
-    for users in range(20, 260, 24):
+    for users in range(20, 260, 13):
         words = ("--users", str(users), "--ctx", "16k", "--gpus", "a100-80g,l40s", "--pp", "1")
         doc = recommended(run, "llama-3.1-8b", *words)
         savings += [
@@ -1057,7 +1057,7 @@ def test_smaller_steps_save_a_gpu_where_memory_is_short(run: Run) -> None:
     assert out.startswith("1 x h100-80g with smaller steps serves 1 user")
     assert "batched tokens below vLLM's default" in out
     assert "h100-80g x1:" not in out
-    assert "l40s x2 and fewer:" in run("recommend", *GPT_OSS).out
+    assert "l40s x1:" in run("recommend", *GPT_OSS).out
     stated = recommended(run, *words, "--max-num-batched-tokens", "8192")["placements"]
     assert all("smaller steps" not in placement["changes"] for placement in stated)
 
