@@ -819,7 +819,7 @@ ANSWERS = [
     ),
     (
         ("llama-3.1-8b-awq", "--users", "200", "--ctx", "8k", "--gpu", "l40s", "--num-gpus", "2"),
-        "No: llama-3.1-8b-awq on 2 x l40s has memory for 71 of 200 users at 8,192 tokens each (conservative estimate)\n",
+        "No: llama-3.1-8b-awq on 2 x l40s has memory for 71 of 200 users at 8,192 tokens",
     ),
     (
         ("llama-3.1-405b", "--users", "2", "--ctx", "16k", "--gpu", "l40s"),
