@@ -367,6 +367,15 @@ def stated_arguments(form: Form, command: "ServeCommand | None") -> frozenset[st
     return frozenset((*given(form), *engine_pairs(form), *(command.args if command else ())))
 
 
+def stated_except(form: Form, sought: Mapping[str, str]) -> frozenset[str]:
+    """Engine arguments that are given in any form. Refuse those that the question seeks, each with the reason."""
+    stated = stated_arguments(form, form.command())
+    for name, why in sought.items():
+        if name in stated:
+            raise UsageError(flag_of(name), why, "remove it")
+    return stated
+
+
 def given(form: Form) -> dict[str, Any]:
     """Engine arguments given by their own flags; several contexts are left to `contexts_of`."""
     values, faults = dict[str, Any](), Faults()

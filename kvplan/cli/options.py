@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar
 
-from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, Origin, flag_of, read_form, stated_arguments
+from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, Origin, flag_of, read_form, stated_except
 from kvplan.asked.question import Inputs, requests
 from kvplan.cli.fields import (
     COLOR,
@@ -253,12 +253,7 @@ def whole_form(options: PlanOptions) -> Form:
 
 def stated_by(options: PlanOptions, sought: Mapping[str, str]) -> frozenset[str]:
     """Engine arguments that are given in any form. Refuse those that the command seeks itself, each with the reason."""
-    form = whole_form(options)
-    stated = stated_arguments(form, form.command())
-    for name, why in sought.items():
-        if name in stated:
-            raise UsageError(flag_of(name), why, "remove it")
-    return stated
+    return stated_except(whole_form(options), sought)
 
 
 def refuse_given(options: object, names: Iterable[str], problem: str, remedy: str) -> None:
