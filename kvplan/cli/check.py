@@ -21,8 +21,7 @@ from kvplan.core.errors import (
 )
 from kvplan.core.files import path_text, printable
 from kvplan.documents.check import check_document, failure_document
-from kvplan.measure.check import checked
-from kvplan.policy import file as policy_file
+from kvplan.measure.check import checked, policy_at
 from kvplan.policy import manifests
 from kvplan.policy.file import Policy, exists
 from kvplan.policy.result import (
@@ -49,13 +48,11 @@ def check(options: CheckOptions) -> int:
         if options.model is None or path.suffix not in FILES or exists(path):  # else its reader reports it
             refuse_plan_options(options, MANIFEST_OPTIONS if is_manifest else ())
         refuse_no_policy(options, path)
-        if is_manifest and options.base is not None:
-            raise UsageError("--base", "compares policies, not manifests", "name the manifest in a policy's target")
         with (
             output.report_files(options.report or [], "--report", SUFFIXES, force=options.force) as reports,
             failure_told(path, lambda failure: save_failure(failure, reports)),
         ):
-            policy = manifests.policy_of(path, gpu_of(options)) if is_manifest else policy_file.read(path)
+            policy = policy_at(path, gpu_of(options), options.base)
             result = checked(
                 policy,
                 path,

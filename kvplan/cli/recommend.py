@@ -13,7 +13,7 @@ from kvplan.cli.recommend_timed import check_alone
 from kvplan.cli.sweep_options import RecommendOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
-from kvplan.planning.choice import SOUGHT, Wanted, choice_of, requests_of
+from kvplan.planning.choice import SOUGHT, Goal, choice_of, requests_of
 from kvplan.planning.recommend import Placement
 from kvplan.report import recommend_text as text
 from kvplan.report.formats import CommandAnswer, rendered
@@ -41,7 +41,7 @@ def recommend_command(options: RecommendOptions) -> int:
 
 def by_memory(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswer, str | None]:
     """(True if the answer is yes, its formats, the requested manifest)."""
-    choice = choice_of(whole_form(options), wanted_of(options))
+    choice = choice_of(whole_form(options), goal_of(options))
     output.say(choice.inputs, quiet=options.quiet)
     chosen = choice.answer()
     doc = text.document_of(chosen)
@@ -49,8 +49,8 @@ def by_memory(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswe
     return doc["holds"], text.shapes(doc, limit), written
 
 
-def wanted_of(options: RecommendOptions) -> Wanted:
-    return Wanted(
+def goal_of(options: RecommendOptions) -> Goal:
+    return Goal(
         options.users, options.gpus, options.num_gpus, options.prices, options.fp8, options.fp8_weights,
         options.optimistic,
     )  # fmt: skip
@@ -62,11 +62,11 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswer,
     from kvplan.report.timed_text import shapes
 
     refuse_missing(("MODEL", whole_form(options).names_model, MODEL_CURE))
-    wanted = wanted_of(options)
-    prices = wanted.read_prices()
-    question = wanted.question(1, stated_by(options, SOUGHT), prices)
+    goal = goal_of(options)
+    prices = goal.read_prices()
+    question = goal.question(1, stated_by(options, SOUGHT), prices)
     form = whole_form(options).changed(prompt_tokens=None, output_tokens=None, shared_prefix=None)
-    doc = timed(options, question, requests_of(form, wanted, prices))
+    doc = timed(options, question, requests_of(form, goal, prices))
     return doc["holds"], shapes(doc, limit), None
 
 

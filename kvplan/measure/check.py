@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.core.errors import Faults
+from kvplan.core.errors import Faults, UsageError
 from kvplan.planning.plan import Plan
-from kvplan.policy import judge
+from kvplan.policy import file as policy_file
+from kvplan.policy import judge, manifests
 from kvplan.policy.file import Policy, Workload
 from kvplan.policy.gauges import Case, read_trace
 from kvplan.policy.judge import Against, Evidence
@@ -16,6 +17,19 @@ from kvplan.policy.result import CheckResult, TargetResult
 from kvplan.policy.targets import Loads, baseline_figures, planned
 
 SIMULATED_REQUESTS = 2000  # of a profile, which is endless; p99 and a 1% rule rest on 20 of them
+
+
+def policy_at(path: Path, gpu: str | None = None, base: str | None = None) -> Policy:
+    """The policy in a file; of a manifest, that its containers start.
+
+    gpu   of a manifest that names none
+    base  a revision to compare with, which only a policy has
+    """
+    if not manifests.is_manifest(path):
+        return policy_file.read(path)
+    if base is not None:
+        raise UsageError("--base", "compares policies, not manifests", "name the manifest in a policy's target")
+    return manifests.policy_of(path, gpu)
 
 
 def checked(

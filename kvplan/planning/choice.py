@@ -14,6 +14,7 @@ from kvplan.hardware.gpu import gpu, split_count
 from kvplan.hardware.prices import Prices
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.recommend import MOST_USERS, Fit, Placement, Question, Recommendation, fit, recommend, with_args
+from kvplan.planning.users import End
 from kvplan.servers.base import abilities_of, titles
 from kvplan.servers.plans.plan import Load, Request, check_load
 
@@ -26,7 +27,7 @@ SOUGHT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Goal:
     """What is asked in addition to a plan, as text; None: not given."""
 
     users: str | None = None
@@ -38,7 +39,7 @@ class Wanted:
     optimistic: bool = False
 
     def question(self, users: int, stated: frozenset[str], prices: Prices | None) -> Question:
-        end = "likely" if self.optimistic else "low"
+        end: End = "likely" if self.optimistic else "low"
         return Question(users, stated, self.fp8, self.fp8_weights, end, prices.per_hour if prices else None)
 
     def read_prices(self) -> Prices | None:
@@ -54,7 +55,7 @@ class Choice:
 
     question: Question
     inputs: Inputs
-    wanted: Wanted
+    goal: Goal
     prices: Prices | None
     is_fixed: bool
 
@@ -63,7 +64,7 @@ class Choice:
         check_supported(first)
         source = self.prices.source if self.prices else None
         if self.is_fixed:
-            request, replicas = given_gpus(self.wanted, first, question.stated)
+            request, replicas = given_gpus(self.goal, first, question.stated)
             needs = fit(question, request, replicas)
             return Chosen(question, request, source, None, needs)
         recommendation = recommend(question, self.inputs.requests)
@@ -92,20 +93,20 @@ class Chosen:
         return None if self.search is None else next(iter(self.search.placements), None)
 
 
-def choice_of(form: Form, wanted: Wanted) -> Choice:
+def choice_of(form: Form, goal: Goal) -> Choice:
     """Read a question. Raises UsageError for what contradicts itself, and for servers that cannot be searched."""
     refuse_missing(
         ("MODEL", form.names_model, MODEL_CURE),
-        ("--users", wanted.users is not None, "add the number of concurrent users, e.g. --users 200"),
+        ("--users", goal.users is not None, "add the number of concurrent users, e.g. --users 200"),
     )
-    assert wanted.users is not None
-    users = parse_count(wanted.users, "--users", MOST_USERS)
-    gpus, num_gpus = counted(form.texts("gpu"), wanted.num_gpus)
-    form, wanted = form.changed(gpu=gpus), replace(wanted, num_gpus=num_gpus)
-    check_together(form, wanted)
-    prices = wanted.read_prices()
-    question = wanted.question(users, stated_except(form, SOUGHT), prices)
-    return Choice(question, requests_of(form, wanted, prices), wanted, prices, form.names_gpu)
+    assert goal.users is not None
+    users = parse_count(goal.users, "--users", MOST_USERS)
+    gpus, num_gpus = counted(form.texts("gpu"), goal.num_gpus)
+    form, goal = form.changed(gpu=gpus), replace(goal, num_gpus=num_gpus)
+    check_together(form, goal)
+    prices = goal.read_prices()
+    question = goal.question(users, stated_except(form, SOUGHT), prices)
+    return Choice(question, requests_of(form, goal, prices), goal, prices, form.names_gpu)
 
 
 def check_supported(request: Request) -> None:
@@ -133,27 +134,27 @@ def counted(gpus: list[str] | None, num_gpus: str | None) -> tuple[list[str] | N
     return [name], str(count)
 
 
-def check_together(form: Form, wanted: Wanted) -> None:
+def check_together(form: Form, goal: Goal) -> None:
     is_fixed = form.names_gpu
-    if is_fixed and wanted.gpus is not None:
+    if is_fixed and goal.gpus is not None:
         raise UsageError(
             "--gpu and --gpus", "the first asks what one GPU needs, the second which GPU to choose", "use only one"
         )
     if is_fixed and len(",".join(form.texts("gpu") or []).split(",")) > 1:
         raise UsageError("--gpu", "takes one GPU here", "use --gpus to choose among several")
-    if wanted.num_gpus is not None and not is_fixed:
+    if goal.num_gpus is not None and not is_fixed:
         raise UsageError("--num-gpus", "counts GPUs of one kind", "name it with --gpu")
-    if is_fixed and wanted.prices is not None:
+    if is_fixed and goal.prices is not None:
         raise UsageError("--prices", "rank several GPUs", "remove it, or use --gpus instead of --gpu")
 
 
-def requests_of(form: Form, wanted: Wanted, prices: Prices | None) -> Inputs:
+def requests_of(form: Form, goal: Goal, prices: Prices | None) -> Inputs:
     """One request per candidate GPU, or for the given one; their lengths are not yet truncated to the context."""
 
     def load(context: Context, spec: ModelSpec) -> Load:
         return load_of(form, spec.context_limit if form.names_gpu else context, spec)
 
-    query = read_form(form if form.names_gpu else form.changed(gpu=gpu_names(wanted, prices)))
+    query = read_form(form if form.names_gpu else form.changed(gpu=gpu_names(goal, prices)))
     inputs = requests(replace(query, load=load))
     contexts = {request.args.max_model_len for request in inputs.requests}
     if len(contexts) > 1 or "auto" in contexts:
@@ -167,11 +168,11 @@ def requests_of(form: Form, wanted: Wanted, prices: Prices | None) -> Inputs:
     return inputs
 
 
-def gpu_names(wanted: Wanted, prices: Prices | None) -> list[str]:
+def gpu_names(goal: Goal, prices: Prices | None) -> list[str]:
     """Candidate GPUs: those named, else those with a price, else the common ones."""
-    if wanted.gpus is None:
+    if goal.gpus is None:
         return list(prices.per_hour) if prices else list(COMMON_GPUS)
-    names = [name.strip() for text in wanted.gpus for name in text.split(",")]
+    names = [name.strip() for text in goal.gpus for name in text.split(",")]
     if "" in names:
         raise UsageError("--gpus", "contains an empty name", "write one, or several separated by commas: a100-80g,h200")
     counted = next((name for name in names if split_count(name)[0] is not None), None)
@@ -182,13 +183,13 @@ def gpu_names(wanted: Wanted, prices: Prices | None) -> list[str]:
     return list(dict.fromkeys(gpu(name).name for name in names))
 
 
-def given_gpus(wanted: Wanted, request: Request, stated: frozenset[str]) -> tuple[Request, int]:
+def given_gpus(goal: Goal, request: Request, stated: frozenset[str]) -> tuple[Request, int]:
     """(request of one server, number of servers): --num-gpus divided by --tp x --pp; without --tp, one server."""
     args = request.args
     ranks = args.world_size
-    if wanted.num_gpus is None:
+    if goal.num_gpus is None:
         return request, 1
-    count = parse_count(wanted.num_gpus, "--num-gpus", 1024)
+    count = parse_count(goal.num_gpus, "--num-gpus", 1024)
     if "tensor_parallel_size" not in stated:
         if count % args.pipeline_parallel_size:
             raise UsageError(

@@ -3,14 +3,31 @@
 from collections.abc import Container, Iterator, Sequence
 
 from kvplan.core.files import printable
+from kvplan.core.table import Table
 from kvplan.core.units import plural
+from kvplan.documents.check import check_document
 from kvplan.policy.changes import CHANGES_ID
 from kvplan.policy.result import OUTCOMES, CheckResult, Finding, TargetResult
-from kvplan.report.lines import Line, line
+from kvplan.report.formats import CommandAnswer
+from kvplan.report.lines import Line, line, plain
+from kvplan.report.page import bold
 
 STYLES = {"pass": "green", "note": "cyan", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 MOST_TARGETS_NAMED = 3  # in one line
 WORDS = {"pass": "passed", "note": "noted", "warn": "warned", "fail": "failed", "skip": "skipped"}
+
+
+def shapes(result: CheckResult) -> CommandAnswer:
+    """The answer for a terminal and as JSON, with the charts of its page."""
+    from kvplan.report.policy_text import capacity_bars
+
+    return CommandAnswer(
+        lambda _: table_lines(result),
+        lambda: check_document(result),
+        lambda: Table.of(("rule", "outcome"), ((finding.rule, finding.outcome) for finding in result.findings), left=2),
+        lambda: [bold(plain(verdict_line(result)))],
+        lambda: capacity_bars(result),
+    )
 
 
 def table_lines(result: CheckResult) -> list[Line]:
