@@ -24,6 +24,7 @@ if sys.path[0] == str(Path(__file__).resolve().parent):  # run by path: engine.p
     sys.path[0] = str(ROOT)
 
 from kvplan.cli.main import main as kvplan  # noqa: E402
+from kvplan.hardware.gpu import offered_names  # noqa: E402
 
 ENGINES = (
     "vllm", "vllm", "vllm@0.32", "vllm@0.28", "vllm@0.26", "vllm@0.23", "vllm@0.21", "vllm@0.19", "vllm@0.16",
@@ -57,7 +58,7 @@ def commands(folder: Path) -> Iterator[list[str]]:
     draw = random.Random(20261122)
     models, gpus = (
         [name for name in MODELS if name in names("models.yaml")],
-        [name for name in names("gpus.yaml") if not name.startswith(("v100", "t4"))],
+        [name for name in offered_names() if not name.startswith(("v100", "t4"))],
     )
 
     def server() -> list[str]:

@@ -21,7 +21,7 @@ from kvplan.core.errors import KvplanError
 
 GPU = "h100-80g"
 # What a user would state for a value that the text leaves open, by key.
-STATED = {
+STATED: dict[str, str | bool] = {
     "model": "qwen3-8b", "max_model_len": "8192", "tensor_parallel_size": "1", "pipeline_parallel_size": "1",
     "gpu_memory_utilization": "0.9", "dtype": "bfloat16", "max_lora_rank": "16", "max_num_seqs": "64",
     "quantization": "fp8", "mem_fraction_static": "0.85", "kv_cache_dtype": "auto", "max_num_batched_tokens": "8192",

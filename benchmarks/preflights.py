@@ -30,7 +30,7 @@ from kvplan.asked.form import Form
 from kvplan.asked.log import completed, machines_of
 from kvplan.asked.question import requests
 from kvplan.core.errors import KvplanError
-from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
+from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, offered_names, with_memory
 from kvplan.hardware.nvml import DeviceMemory
 from kvplan.measure.failure import HEALTHY, read_failure
 from kvplan.measure.machine import LiveGpu, Machine
@@ -139,7 +139,8 @@ def smallest(log: ServerLog, hinted: list[GpuSpec]) -> list[GpuSpec]:
     weights, pool = log.first("weights"), log.least("available_kv")
     if weights is None or pool is None:
         return []
-    known = hinted or [spec for spec in map(gpu, gpu_names()) if spec.vendor == "nvidia" and not spec.unified]
+    offered = [spec for spec in map(gpu, offered_names()) if spec.vendor == "nvidia" and not spec.unified]
+    known = hinted or offered
     room = [spec for spec in known if spec.total_memory * share_of(log) >= weights.size + pool.size]
     return sorted(room, key=lambda spec: spec.total_memory)[:1]
 

@@ -1,5 +1,5 @@
-"""Compare kvplan with data from elsewhere: `oracles.py capacity CASES DIR...`, `sglang CASES DIR...`, `models DIR` or
-`traces FILE`.
+"""Compare kvplan with data from elsewhere: `oracles.py capacity CASES DIR...`, `sglang CASES DIR...`,
+`llamacpp ROWS DIR...`, `models DIR` or `traces FILE`.
 
 A case's model is a folder of one of the DIRs, or a head of tests/facts/heads. Prints each difference and the counts
 `equal / refused by name / different`; exits 1 when anything differs, 2 when there is nothing to compare. `traces`
@@ -67,7 +67,7 @@ from kvplan.servers.words.command import Repeated
 from kvplan.simulate.encoding import EncoderInput, EncoderRules, EncoderStep, Encoding, ImageSequence
 from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig, simulated_scheduler
 from kvplan.sizing.weights import total_weights
-from tests.support import offload_trace
+from tests.support import llamacpp_rows, offload_trace
 from tests.support.oracle_data import spec_named
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused by name", "different"
@@ -882,6 +882,31 @@ def traces(path: Path) -> int:
     return 1 if different else 0
 
 
+# --- llama.cpp: bytes of every place, and what its --fit chooses ---------------------------------------------------
+
+
+def llamacpp(rows: Path, folders: list[Path]) -> int:
+    """Compare each row; a model that no folder has is the catalog's."""
+    counts = {EQUAL: 0, REFUSED: 0, DIFFERENT: 0}
+
+    def load(name: str) -> ModelSpec:
+        folder = folder_of(name, tuple(folders))
+        if (folder / "config.json").is_file():
+            return spec_in(folder)
+        name = name.replace("__", "/")
+        return catalog.load(catalog.find(name) or name)
+
+    for row in read_lines(rows):
+        outcome, why = llamacpp_rows.compare(row, load)
+        counts[outcome] += 1
+        for text in why:
+            print(f"{json.dumps(row['inputs'])}: {outcome}: {text}")
+    if not sum(counts.values()):
+        raise ValueError("no row to compare")
+    print(" / ".join(f"{n} {word}" for word, n in counts.items()))
+    return 1 if counts[DIFFERENT] else 0
+
+
 def main(argv: list[str]) -> int:
     match argv:
         case ["traces", path]:
@@ -889,6 +914,8 @@ def main(argv: list[str]) -> int:
         case ["capacity" | "sglang" as server, cases, *folders] if folders:
             compare = compare_case if server == "capacity" else compare_sglang_in
             return compare_all(Path(cases), [Path(folder) for folder in folders], compare)
+        case ["llamacpp", rows, *folders] if folders:
+            return llamacpp(Path(rows), [Path(folder) for folder in folders])
         case ["models", directory]:
             return models(Path(directory))
         case _:

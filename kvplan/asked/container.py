@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kvplan.core.errors import UsageError
-from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.base import SERVERS, is_named, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.arguments import spellings
 from kvplan.servers.words.shell import is_shell, names_server, script_flag
@@ -65,11 +65,12 @@ def shell_line(text: str) -> tuple[str, str | None]:
         options = [word for pair in pairs for word in ("-e", pair)]
         return shlex.join(["docker", "run", *options, image, *words]), image
     exports = "".join(f"export {shlex.quote(pair)}; " for pair in pairs)
-    return exports + (shlex.join(words) if script is None else script), image or None
+    has_parameters = script is not None and '"$@"' in script
+    return exports + (shlex.join(words) if script is None or has_parameters else script), image or None
 
 
 def _names_server(*words: str) -> bool:
-    return any(server in word for server in SERVERS for word in words)
+    return any(map(is_named, words))
 
 
 def _parsed(text: str) -> list[Any]:

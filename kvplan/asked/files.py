@@ -91,6 +91,8 @@ def from_path(ref: str, source: Source) -> Resolved:
     from kvplan.models.hf_config import folder_of, load_spec
 
     path = Path(ref)
+    if path.suffix == ".gguf":
+        return from_gguf(path, ref)
     if path.suffix in WEIGHT_SUFFIXES:
         raise weights_alone(path)
     is_there = exists(path)
@@ -116,6 +118,19 @@ def from_path(ref: str, source: Source) -> Resolved:
     if is_there and (folder := folder_of(path)) is not None:
         weigh(model, folder, source, str(folder))
     return model
+
+
+def from_gguf(path: Path, ref: str) -> Resolved:
+    """Facts of a GGUF file, whose header states its model."""
+    from kvplan.models.gguf_model import gguf_stored, stored_in
+
+    stored = stored_in(path)
+    model = gguf_stored(stored, printable(str(path), 400), printable(ref, 1000))
+    note = (
+        f"{printable(str(path), 200)}: {model.architecture}, {model.label}, read from the file's header alone; its "
+        f"{format_gib(stored.total_bytes)} of weights are taken tensor by tensor"
+    )
+    return Resolved(model.spec, notes=[note], checkpoint=stored)
 
 
 def weights_alone(path: Path) -> KvplanError:

@@ -109,6 +109,24 @@ class PlanKeywords(TypedDict, total=False):
     hicache_size: str | int | None
     disaggregation_mode: Literal["prefill", "decode"] | None
     enable_multimodal: bool | None
+    micro_batch_size: str | int | None
+    gpu_layers: str | int | None
+    n_cpu_moe: str | int | None
+    cpu_moe: bool | None
+    override_tensor: str | int | None
+    tensor_split: str | int | None
+    split_mode: Literal["layer", "none", "row", "tensor"] | None
+    main_gpu: str | int | None
+    kv_offload: bool | None
+    op_offload: bool | None
+    cache_type_k: str | None
+    cache_type_v: str | None
+    kv_unified: bool | None
+    swa_full: bool | None
+    flash_attn: Literal["auto", "on", "off"] | None
+    fit: Literal["on", "off"] | None
+    fit_target: str | int | None
+    fit_ctx: str | int | None
     weights_bytes: str | int | None
     calibration: str | PathLike[str] | None
     enable_lora: bool | None
@@ -233,6 +251,24 @@ class SweepKeywords(TypedDict, total=False):
     hicache_size: Value | Iterable[Value]
     disaggregation_mode: Value | Iterable[Value]
     enable_multimodal: Value | Iterable[Value]
+    micro_batch_size: Value | Iterable[Value]
+    gpu_layers: Value | Iterable[Value]
+    n_cpu_moe: Value | Iterable[Value]
+    cpu_moe: Value | Iterable[Value]
+    override_tensor: Value | Iterable[Value]
+    tensor_split: Value | Iterable[Value]
+    split_mode: Value | Iterable[Value]
+    main_gpu: Value | Iterable[Value]
+    kv_offload: Value | Iterable[Value]
+    op_offload: Value | Iterable[Value]
+    cache_type_k: Value | Iterable[Value]
+    cache_type_v: Value | Iterable[Value]
+    kv_unified: Value | Iterable[Value]
+    swa_full: Value | Iterable[Value]
+    flash_attn: Value | Iterable[Value]
+    fit: Value | Iterable[Value]
+    fit_target: Value | Iterable[Value]
+    fit_ctx: Value | Iterable[Value]
     weights_bytes: Value | Iterable[Value]
     calibration: Value | Iterable[Value]
     enable_lora: Value | Iterable[Value]

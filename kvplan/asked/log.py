@@ -12,7 +12,7 @@ from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, MAX_TOKENS, format_gib
-from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
+from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, of_total, with_memory
 from kvplan.models import catalog
 from kvplan.models.lookup import in_path
 from kvplan.models.spec import ModelSpec
@@ -220,8 +220,7 @@ def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
         return [named if logged is None else with_memory(named, logged.size)], None
     if logged is None or logged.size <= 0:
         return [], None
-    reporting = [candidate for candidate in map(gpu, gpu_names()) if _reports(candidate, logged)]
-    near = [candidate for candidate in reporting if candidate.total_memory_kind == "logged"] or reporting
+    near = of_total(lambda candidate: _reports(candidate, logged))
     if not near:
         text = f"no GPU that kvplan knows reports {logged.text} GiB: only its bytes are known; --gpu NAME says more"
         return [custom_gpu(logged.size)], text
@@ -233,9 +232,13 @@ def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
 
 
 def _gpu_named(log: ServerLog) -> GpuSpec | None:
+    """The GPU that a log names, of several of one name that of the logged total; None: it names none, or several."""
     if log.first("gpu") is None:
         return None
-    return next((candidate for candidate in map(gpu, gpu_names()) if _is_named(log, candidate)), None)
+    named, total = [spec for spec in map(gpu, gpu_names()) if _is_named(log, spec)], log.first("total_memory")
+    if len(named) < 2 or total is None:
+        return named[0] if len(named) == 1 else None
+    return min(named, key=lambda spec: abs(spec.total_memory - total.size))
 
 
 def _is_named(log: ServerLog, spec: GpuSpec) -> bool:

@@ -21,7 +21,7 @@ from kvplan.asked.snippet import flag_words
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.servers.base import SERVERS, programs
+from kvplan.servers.base import SERVERS, is_named, programs
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.command import Resources
 from kvplan.servers.words.shell import is_shell, names_server
@@ -266,7 +266,7 @@ def inference_service(
     if model:
         formats = str(mapping(model, "modelFormat").get("name", "")).lower()
         runtime = str(model.get("runtime", "")).lower()
-        if formats in KSERVE_FORMATS or any(server in runtime for server in SERVERS):
+        if formats in KSERVE_FORMATS or is_named(runtime):
             uri = str(model.get("storageUri", ""))
             words = [f"--{flag}={workers[key]}" for key, flag in PARALLEL.items() if key in workers]
             pods_of_one = whole(workers.get("pipelineParallelSize"), 1, "pipelineParallelSize", where)
@@ -469,15 +469,16 @@ def serves(entrypoint: list[str], words: list[str], image: str) -> bool:
     return bool(words) and (has_model or (is_server_image(image) and not is_shell(words[0])))
 
 
-SERVER_COMMANDS: Final = tuple(
-    rf"(?:\b|/){server}\s+serve\b|-m\s+{server}\.(?:entrypoints|launch_server)" for server in SERVERS
+SERVER_COMMANDS: Final = (
+    *(rf"(?:\b|/){server}\s+serve\b|-m\s+{server}\.(?:entrypoints|launch_server)" for server in SERVERS),
+    r"(?:\b|/)llama-server\s",
 )
 
 
 def is_server_image(image: str) -> bool:
     """True if an image starts a server by itself: vllm/vllm-openai and similar."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-    return any(server in name for server in SERVERS) and not re.search(r"router|gateway|proxy|bench|exporter", name)
+    return is_named(name) and not re.search(r"router|gateway|proxy|bench|exporter", name)
 
 
 def is_simulator(image: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.core.errors import KvplanError, NoServerError, UsageError
 from kvplan.core.files import exists, printable
-from kvplan.servers.base import SERVERS, programs, server_of
+from kvplan.servers.base import ALIASES, SERVERS, is_named, programs, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words import environment, shell
 from kvplan.servers.words.command import VARIABLE, Note, ServeCommand, Started, refuse
@@ -85,7 +85,7 @@ def parse_part(text: str, options: Collection[str]) -> ServeCommand:
 
     line, image = container.shell_line(text)
     command = _parse_line(line, options)
-    if image is not None and re.search("|".join(SERVERS), text) is None:
+    if image is not None and not is_named(text):
         title = server_of(command.engine or DEFAULT).terms.title
         command.notes.append(Note(f"{printable(image, 100)}: its arguments are read as {title}'s"))
     for name in SERVERS:
@@ -122,7 +122,7 @@ def parse_container(served: "ServedContainer", options: Collection[str] = ()) ->
     command = _parse_line(served.command, options)
     command.resources = served.resources
     command.notes += map(Note, served.notes)
-    if served.image and re.search("|".join(SERVERS), served.command) is None:
+    if served.image and not is_named(served.command):
         title = server_of(command.engine or DEFAULT).terms.title
         command.notes.append(Note(f"{printable(served.image, 100)}: its arguments are read as {title}'s"))
     return command
@@ -140,7 +140,7 @@ def is_command(words: list[str]) -> bool:
 def served_by(engine: str, words: list[str]) -> list[str]:
     """Return the command of a server (`vllm@0.33`) for a model and its flags."""
     name = engine.partition("@")[0]
-    if name not in SERVERS:
+    if name not in SERVERS and name not in ALIASES:
         return words  # the reader of --engine reports it
     starts = server_of(name).pasted().starts
     return [*starts.launcher, f"--{starts.model_flag.replace('_', '-')}", *words]

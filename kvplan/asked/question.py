@@ -145,6 +145,8 @@ def requests(query: Asked) -> Inputs:
         model.checkpoint = None
     model = replace(model, spec=as_read)
     contexts = query.contexts if query.context_of is None else (query.context_of(model.spec),)
+    if contexts == (None,) and query.environment:
+        contexts = (args.max_model_len,)  # of a variable
     loads = {context: query.load(context, model.spec) for context in contexts}
 
     def request(context: Context, machine: GpuSpec) -> Request:
@@ -164,7 +166,7 @@ def requests(query: Asked) -> Inputs:
         refuse_undrafted(inputs.requests[0])
     add_remarks(inputs, query, [model, *([draft] if draft else [])])
     inputs.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
-    if contexts == (None,):
+    if contexts == (None,) and not server_of(release.engine).abilities.fits_context:
         inputs.notes.append(default_context_note(inputs.requests[0]))
     inputs.notes += query.notes
     return inputs

@@ -206,11 +206,11 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             for argument, default in zip([*named, *node.kwonlyargs], defaults, strict=True):
                 yield argument.arg, default or _UNKNOWN
         case ast.Call(func=ast.Attribute(attr="add_argument"), args=[ast.Constant(value=str(flag)), *others]):
-            longs = [text.value for text in others if isinstance(text, ast.Constant)]
-            own = next((text for text in (flag, *longs) if str(text).startswith("--")), flag)
+            longs = [str(text.value) for text in others if isinstance(text, ast.Constant)]
+            own = next((text for text in (flag, *longs) if text.startswith("--")), flag)
             keys = {keyword.arg: keyword.value for keyword in node.keywords}
             dest = keys.get("dest")
-            name = dest.value if isinstance(dest, ast.Constant) else str(own).lstrip("-").replace("-", "_")
+            name = str(dest.value) if isinstance(dest, ast.Constant) else own.lstrip("-").replace("-", "_")
             yield f"args.{name}", keys.get("default", _UNKNOWN)
 
 

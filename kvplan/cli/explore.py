@@ -10,16 +10,18 @@ from kvplan.cli import output
 from kvplan.cli.explore_options import ExploreOptions
 from kvplan.cli.options import form_of, refuse_given
 from kvplan.core.errors import KvplanError, UsageError
-from kvplan.core.units import parse_tokens
+from kvplan.core.units import parse_count, parse_tokens
 from kvplan.documents.explorer import EXPLORER, FULL, Axis, ExplorerDocument, chart
 from kvplan.planning.grid import arguments_of, parts, prices_of, refuse_undrafted_lists
+from kvplan.planning.recommend import MOST_USERS
 from kvplan.planning.sweep import Grid
-from kvplan.servers.base import SERVERS, parse_engine, server_of, terms_of
+from kvplan.servers.base import SERVERS, abilities_of, parse_engine, server_of, terms_of
 
 if TYPE_CHECKING:
     from kvplan.servers.releases import Version
 
 HTML = {".html": "html"}
+USERS = 16  # at once, at which the page opens
 MOST_PLANS = 150_000  # about a minute
 # Choices on the page by default.
 SPLITS = "1,2,4,8"
@@ -36,7 +38,9 @@ LABELS = {
     "gpu_memory_utilization": "GPU memory utilization",
     "mem_fraction_static": "Static memory fraction",
 }
-SHARE_NAMES = {terms_of(name).share_argument for name in SERVERS}
+# Servers with a fraction of the memory to choose; the page has no sliders for layers.
+BY_SHARE = tuple(name for name in SERVERS if not abilities_of(name).fits_context)
+SHARE_NAMES = {terms_of(name).share_argument for name in BY_SHARE}
 
 
 def explore(options: ExploreOptions) -> int:
@@ -67,7 +71,11 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
     if not options.models:
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
     refuse_single(options)
-    releases = dict.fromkeys(parse_engine(text) for text in parts(options.engine, "--engine") or SERVERS)
+    releases = dict.fromkeys(parse_engine(text) for text in parts(options.engine, "--engine") or BY_SHARE)
+    for release in releases:
+        if release.engine not in BY_SHARE:
+            problem = "places layers, for which the page has no sliders"
+            raise UsageError(f"--engine {release.engine}", problem, "use `kvplan sweep`, which has its flags")
     reading, errors = Inputs([], 0), list[KvplanError]()
     grids: list[tuple[Grid, list[Axis], str]] = []
     for model in dict.fromkeys(options.models):
@@ -88,7 +96,14 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
     reading.warnings += [f"skipped: {error}" for error in errors]
     prices = prices_of(options.prices, names, reading)
     output.say(reading, quiet=options.quiet)
-    return {"schema": EXPLORER, "plans": plans, "charts": charts, "prices": prices.per_hour if prices else None}
+    users = USERS if options.users is None else parse_count(options.users, "--users", MOST_USERS)
+    return {
+        "schema": EXPLORER,
+        "plans": plans,
+        "users": users,
+        "charts": charts,
+        "prices": prices.per_hour if prices else None,
+    }
 
 
 # --- a grid -----------------------------------------------------------------------------------------------------------
@@ -115,7 +130,7 @@ def grid_of(options: ExploreOptions, model: str, release: "Version", reading: In
     )
     reading.notes += inputs.notes
     reading.warnings += inputs.warnings
-    return grid, axes_of(grid, release)
+    return grid, axes_of(grid, release, is_stated=options.mean_tokens is not None)
 
 
 def with_contexts(form: Form) -> Form:
@@ -157,8 +172,11 @@ def means_of(options: ExploreOptions, longest: int) -> tuple[int | None, ...]:
 # --- axes -------------------------------------------------------------------------------------------------------------
 
 
-def axes_of(grid: Grid, release: "Version") -> list[Axis]:
-    """An axis for each of grid.sizes, in that order; the page opens at the server's default utilization."""
+def axes_of(grid: Grid, release: "Version", *, is_stated: bool) -> list[Axis]:
+    """An axis for each of grid.sizes, in that order; the page opens at the server's default utilization.
+
+    is_stated  a mean length was given: the page opens at it
+    """
     contexts = grid.shape[2]
     gpus = [request.gpu.name for request in grid.requests[::contexts]]
     lengths = [length_text(request.args.max_model_len) for request in grid.requests[:contexts]]
@@ -173,7 +191,7 @@ def axes_of(grid: Grid, release: "Version") -> list[Axis]:
             for name, values in grid.arguments.items()
         ),
         axis("max_model_len", lengths, len(lengths) // 2),
-        axis("mean_tokens", means, len(means) - 1),
+        axis("mean_tokens", means, 0 if is_stated else len(means) - 1),
     ]
 
 

@@ -12,6 +12,7 @@ class ExploreOptions(WorkloadOptions):
 
     models: Texts = argument(*MODELS, complete=complete_model)
     model: None = None  # several here: `models`
+    users: Text = option("--users N", "Users at once at which the page opens. Default: 16.")
     output: str = option("--output, -o FILE", "The page to write. Default: explore.html.", "explore.html")
     prices: Text = option(*PRICES)
     force: bool = option(*FORCE, False)

@@ -4,7 +4,7 @@ Values stay text until kvplan/asked/form.py parses them, so that a flag, a paste
 and rejected by the same code (kvplan/servers/words/argument_values.py).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar
 
 from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, flag_of, read_form, stated_except, with_file
@@ -32,8 +32,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 from kvplan.servers.base import SERVERS
-from kvplan.servers.releases import DEFAULT
-from kvplan.servers.words.arguments import ARGUMENTS, Argument, flags_of
+from kvplan.servers.words.arguments import ARGUMENTS, OWN_NAMES, Argument
 
 # Options about a server that ran, in addition to its log.
 SERVED_MODEL: Final = (
@@ -52,21 +51,9 @@ def option_of(name: str, row: Argument) -> tuple[Any, Any]:
         flag, kind = f"{flag}/--no-{flag[2:]}", Switch
     elif row.kind == "choice" and row.metavar is None:
         kind = Literal[row.choices] | None
-    names = (flag, *row.options, *own_names(name, row))
+    names = (flag, *row.options, *OWN_NAMES.get(name, ()))
     complete = complete_kv_dtype if name == "kv_cache_dtype" else None
     return kind, option_field(names, row.help, row.metavar, None, complete)
-
-
-def own_names(name: str, row: Argument) -> Iterator[str]:
-    """Names of an argument in servers other than vLLM, if they are options with the same values."""
-    for server in SERVERS:
-        flag = flags_of(server).get(name)
-        if server == DEFAULT or flag is None or not flag.printed or not flag.names or flag.names[0] in ARGUMENTS:
-            continue
-        if row.kind != "flag" and flag.on is None:
-            yield flag_of(flag.names[0])
-        elif row.kind == "flag" and flag.on is not None:
-            yield flag_of(flag.names[0]) if flag.on else f" /{flag_of(flag.names[0])}"
 
 
 Options = TypeVar("Options")

@@ -28,7 +28,7 @@ from kvplan.core.files import printable
 from kvplan.core.limits import Limits
 from kvplan.core.table import Table, words
 from kvplan.core.units import GIB, MIB, format_gib
-from kvplan.hardware.gpu import gpu, gpu_names
+from kvplan.hardware.gpu import gpu, offered_names
 from kvplan.measure.serverlog.compare import LogReconciliation, allowed_gpus, document, reconcile_log, unplanned
 from kvplan.measure.serverlog.drafts import with_draft
 from kvplan.measure.serverlog.log import parse_log, read_log, read_text
@@ -147,7 +147,7 @@ def allowed(
     log: ServerLog, logged: Logged, request: Request, context: Context
 ) -> tuple[tuple[str, tuple[ComponentRow, ...]], ...]:
     """The GPUs that the log's figures allow, if it names none, and the rows of each."""
-    inputs = requests(logged.query([gpu(name) for name in gpu_names()]))
+    inputs = requests(logged.query([gpu(name) for name in offered_names()]))
     started = [replace(candidate, args=request.args, started=True) for candidate in inputs.requests]
     return allowed_gpus(log, started, context)
 

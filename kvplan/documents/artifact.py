@@ -32,7 +32,7 @@ from kvplan.planning.plan import (
 )
 from kvplan.planning.users import blocks_per_user, log_differs, num_gpus, request_blocks
 from kvplan.servers.base import Sources, flag_of, server_of, terms_of
-from kvplan.servers.plans.plan import BUDGET_ROWS, Kind
+from kvplan.servers.plans.plan import BUDGET_ROWS, Kind, SlotCache
 from kvplan.servers.plans.weights import online_scheme
 from kvplan.sizing import weights
 
@@ -60,6 +60,7 @@ def plan_document(plan: Plan) -> typed.PlanDocument:
         "host_memory": _host_memory(plan),
         "host": _host(plan),
         "encoder": None if plan.encoder is None else cast("typed.Encoder", values(plan.encoder)),
+        "slots": None if plan.slots is None else slots_document(plan.slots),
         "parameters": _parameters(plan.request.spec),
         "limits": limits_document(plan),
         "fixes": _fixes(plan),
@@ -190,21 +191,58 @@ def memory_document(plan: Plan) -> typed.Memory:
     return cast("typed.Memory", document)
 
 
+def slots_document(cache: SlotCache) -> typed.SlotCache:
+    places: list[typed.SlotPlace] = [
+        {**cast("typed.SlotPlace", values(place)), "total": place.total} for place in cache.places
+    ]
+    return {**cast("typed.SlotCache", values(cache)), "places": places}
+
+
+def gpu_places(plan: Plan, cache: SlotCache) -> list[typed.Place]:
+    """Each GPU of a server that places layers; the one with the least room decides."""
+    total, gpus = plan.memory.total, [place for place in cache.places if place.free]
+    outside = plan.memory.non_torch
+    fullest = max((place.total for place in gpus), default=0)
+    tightest = next((place.name for place in gpus if place.total == fullest), "")
+    return [
+        {
+            "name": place.name,
+            "kind": "gpu",
+            "ranks": 1,
+            "decides": place.name == tightest,
+            "rows": {
+                "weights": place.weights,
+                "buffers": place.compute,
+                "non_torch": outside,
+                "kv_cache": place.context,
+                "unused": max(0, total - outside - place.total),
+            },
+            "missing": max(0, place.total + outside - total),
+            "total": total,
+        }
+        for place in gpus
+    ]
+
+
 def places_document(plan: Plan) -> list[typed.Place]:
     """The memory of every stage's ranks, and that of the host."""
     several = len(plan.places) > 1
-    on_gpus: list[typed.Place] = [
-        {
-            "name": f"stage {number + 1}" if several else "gpu",
-            "kind": "gpu",
-            "ranks": place.ranks,
-            "decides": number == plan.stage,
-            "rows": {name: getattr(place.memory, name) for name in MemoryBreakdown.ROWS},
-            "missing": place.memory.missing,
-            "total": place.memory.total,
-        }
-        for number, place in enumerate(plan.places)
-    ]
+    on_gpus: list[typed.Place] = (
+        gpu_places(plan, plan.slots)
+        if plan.slots is not None
+        else [
+            {
+                "name": f"stage {number + 1}" if several else "gpu",
+                "kind": "gpu",
+                "ranks": place.ranks,
+                "decides": number == plan.stage,
+                "rows": {name: getattr(place.memory, name) for name in MemoryBreakdown.ROWS},
+                "missing": place.memory.missing,
+                "total": place.memory.total,
+            }
+            for number, place in enumerate(plan.places)
+        ]
+    )
     ranks = sum(place.ranks for place in plan.places)
     rows: Counter[str] = Counter()
     for row in host_rows(plan):
@@ -420,12 +458,20 @@ def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
             "kv_cache_memory_bytes",
             f"{flag_of(engine, 'kv_cache_memory_bytes')} sets the pool to {format_gib(args.kv_cache_memory_bytes)}",
         )
-    if answer.pool.users <= settings.max_num_seqs:
+    if plan.slots is not None and answer.pool.users <= settings.max_num_seqs:
+        yield "kv_cache", f"the cache holds {capacity_text(plan.slots)}; {flag_of(engine, 'max_model_len')} changes it"
+    elif answer.pool.users <= settings.max_num_seqs:
         yield "kv_cache", f"KV memory: each further user takes {_further(plan)}"
     if answer.pool.users > settings.max_num_seqs:
         cure = server_of(engine).seqs_cure(plan.request.spec, args, settings.max_num_seqs)
         yield "max_num_seqs", f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise {cure}"
     yield from _stage(plan)
+
+
+def capacity_text(cache: SlotCache) -> str:
+    """What fixed caches hold: "16,384 tokens", "4 times 4,096 tokens"."""
+    times = f"{cache.caches} times " if cache.caches > 1 else ""
+    return f"{times}{cache.cells:,} tokens"
 
 
 def _further(plan: Plan) -> str:

@@ -56,6 +56,7 @@ class ExplorerDocument(TypedDict):
 
     schema: Literal["kvplan/explorer@1"]
     plans: Count
+    users: Annotated[Count, "Users at once at which the page opens."]
     charts: list[Chart]
     prices: Annotated[dict[str, float] | None, "Dollars per GPU hour, by GPU."]
 

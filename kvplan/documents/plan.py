@@ -66,7 +66,7 @@ def engine_argument(row: Argument, default: object) -> Schema:
             return {"enum": list(row.choices)} if isinstance(default, str) else schema_of(Size)
         case "flag":
             kind: Any = bool
-        case "text" | "limits" | "json" | "names":
+        case "text" | "pattern" | "limits" | "json" | "names":
             kind = str
         case "fraction" | "ratio":
             kind = Number
@@ -255,7 +255,7 @@ class HostRow(TypedDict):
 
     name: Literal[
         "swap_space", "kv_offloading", "kv_transfer", "weights", "processor_cache", "shared_memory", "checkpoint",
-        "adapters",
+        "adapters", "buffers",
     ]  # fmt: skip
     bytes: Count
     per: Literal["rank", "replica"]
@@ -334,6 +334,31 @@ class Encoder(TypedDict):
     items_per_prompt: Annotated[dict[str, Count], "How many of these a prompt has at most."]
 
 
+class SlotPlace(TypedDict):
+    """A GPU, or the host, of a server that places layers; `free` before it starts, 0 where it is not known."""
+
+    name: str
+    weights: Count
+    context: Count
+    compute: Count
+    total: Count
+    free: Count
+
+
+class SlotCache(TypedDict):
+    """Caches of `cells` tokens that are allocated whole, for `slots` requests at once, and the layers on GPUs, the
+    output one of them; host_experts: layers on GPUs whose experts are on the host.
+    """
+
+    cells: Size
+    caches: Size
+    slots: Size
+    gpu_layers: Count
+    num_layers: Size
+    host_experts: Count
+    places: list[SlotPlace]
+
+
 class PlanDocument(TypedDict):
     """One plan of kvplan. Sizes are integer bytes per GPU rank."""
 
@@ -351,6 +376,7 @@ class PlanDocument(TypedDict):
     host_memory: HostMemory
     host: Host
     encoder: Encoder | None
+    slots: Annotated[SlotCache | None, "Of a server that places layers; null for others."]
     parameters: Parameters
     limits: Annotated[list[Limit], "What limits the answer, the first one first."]
     fixes: Annotated[

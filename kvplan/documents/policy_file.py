@@ -89,7 +89,7 @@ def argument(how: Argument) -> Schema:
         case "choice":
             whole = [int(choice) for choice in how.choices if choice.isdigit()]
             return {"enum": [*how.choices, *whole]}
-        case "text" | "limits" | "json" | "names":
+        case "text" | "pattern" | "limits" | "json" | "names":
             return WORD
     assert_never(how.kind)
 

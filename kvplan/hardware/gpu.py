@@ -8,6 +8,7 @@ back the same amount whatever their size, so there the rule counts MiB; the othe
 
     kind                                          least   likely  most    logged totals
     GDDR6 with ECC kept in the same memory        7.2%    7.9%    9.1%    T4, A10G, A40, L4, L40S
+    HBM of 24 GB (A30), as V100 to RTX A6000      0.7%    1.8%    3.4%    14 boards of up to 48 GB
     80 GB and more                                0.8%    1.0%    1.6%    13 boards, A100 to GB300
     Ampere, no ECC in the same memory, MiB        244     430     465     RTX 3060, 3090, 3090 Ti, A5000
     Ada, MiB                                      335     388     502     RTX 4070, 4070 Ti SUPER, 4080, 4090
@@ -20,7 +21,7 @@ kvplan.hardware.names, loaded for them alone.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final, Literal, TypeVar
@@ -177,6 +178,20 @@ def _names() -> tuple[str, ...]:
 def gpu_names() -> list[str]:
     """Every GPU's own name, in the file's order (by vendor and generation)."""
     return list(_names())
+
+
+@cache
+def offered_names() -> tuple[str, ...]:
+    """Those that a remedy may name; the others are not parsed."""
+    texts = entries.sections(entries.locate("gpus.yaml")).items()
+    return tuple(name for name, text in texts if "\n  offered: false\n" not in text)
+
+
+def of_total(reports: Callable[[GpuSpec], bool]) -> list[GpuSpec]:
+    """GPUs that a total alone may mean: those on offer, else other logged ones; none whose total its owner sets."""
+    reporting = [spec for spec in map(gpu, gpu_names()) if not spec.has_own_limit and reports(spec)]
+    offered = [spec for spec in reporting if spec.offered]
+    return offered or [spec for spec in reporting if spec.total_memory_kind == "logged"]
 
 
 def custom_gpu(total_memory: int) -> GpuSpec:

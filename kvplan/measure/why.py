@@ -11,7 +11,7 @@ from kvplan.asked.question import requests, resolve
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.units import TIB, format_gib
-from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
+from kvplan.hardware.gpu import GpuSpec, custom_gpu, of_total, with_memory
 from kvplan.measure.diagnosis import Diagnosis, Inference
 from kvplan.measure.failure import Failure, read_failure
 from kvplan.measure.serverlog.asked import asked_words, cured
@@ -272,11 +272,5 @@ class Setup:
         total = self.failure.figures.total_bytes
         if total is None or total.bytes <= 0:
             return []
-        known = [gpu(name) for name in gpu_names()]
-        near = [
-            candidate
-            for candidate in known
-            if candidate.total_memory_low <= total.high and total.low <= candidate.total_memory_high
-        ]
-        logged = [candidate for candidate in near if candidate.total_memory_kind == "logged"]
-        return [with_memory(candidate, total.bytes) for candidate in logged or near] or [custom_gpu(total.bytes)]
+        near = of_total(lambda spec: spec.total_memory_low <= total.high and total.low <= spec.total_memory_high)
+        return [with_memory(candidate, total.bytes) for candidate in near] or [custom_gpu(total.bytes)]

@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import MIB, load_json, open_regular, os_problem, path_text, printable
-from kvplan.models.gguf_header import gguf_tensors
+from kvplan.models.gguf_header import gguf_header
 from kvplan.models.safetensors_header import safetensors_tensors
 from kvplan.models.tensors import LFS_POINTER, Checkpoint, TensorInfo
 
@@ -258,7 +258,9 @@ def _checkpoint(
 
 def _read_gguf(model_dir: Path, parts: Sequence[str]) -> Checkpoint:
     paths = _present(model_dir, parts, parts[0])
-    return _checkpoint("gguf", model_dir, {part: gguf_tensors(path) for part, path in zip(parts, paths, strict=True)})
+    headers = {part: gguf_header(path) for part, path in zip(parts, paths, strict=True)}
+    stored = _checkpoint("gguf", model_dir, {part: tensors for part, (_, tensors) in headers.items()})
+    return replace(stored, metadata=headers[parts[0]][0])
 
 
 # --- pickles ---------------------------------------------------------------------------------------------------------

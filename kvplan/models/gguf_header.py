@@ -1,36 +1,28 @@
-"""The tensors of a GGUF file, from its header only.
+"""The metadata and tensors of a GGUF file, from its header only.
 
 Source: the GGUF specification (ggml-org/ggml, docs/gguf.md). Parsed here because the library's reader takes ten seconds
-for a 128k-token vocabulary (gguf 0.19). Sizes of tensor types still come from the library.
+for a 128k-token vocabulary (gguf 0.19).
 """
 
 import math
 import struct
-from functools import cache
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from kvplan.core.errors import EnvironmentProblem, InvalidInputError
+from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import MIB, open_regular, os_problem, path_text, printable
+from kvplan.models.ggml_types import TYPES
 from kvplan.models.tensors import LFS_POINTER, TensorInfo
 
 MAX_GGUF_HEADER_BYTES = 256 * MIB  # a 256k-token vocabulary with merges takes about 15 MB
 MAX_GGUF_COUNT = 1 << 20  # limit for tensors, and for metadata keys
-_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # metadata value type -> bytes
+# Metadata value type -> its struct code.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALAR_BYTES = {kind: struct.calcsize("<" + code) for kind, code in _SCALARS.items()}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
-
-
-@cache
-def gguf_types() -> dict[int, tuple[str, int, int]]:
-    """GGUF tensor type -> (name, elements per block, bytes per block), from the gguf library."""
-    try:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "gguf", "not installed, and only that library knows what GGUF tensors weigh", "run `pip install gguf`"
-        ) from error
-    return {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+MAX_LIST = 4096  # longer lists are vocabularies, not a value for each layer
+MAX_TEXT = 1 << 16  # longer texts are chat templates
 
 
 class _Header:
@@ -78,6 +70,24 @@ class _Header:
         self.offset += length
         return text
 
+    def value(self, kind: int) -> object:
+        """Read a metadata value; None for one that is only skipped: a long text or list, a list of texts."""
+        if kind in _SCALARS:
+            return self.numbers(_SCALARS[kind])[0]
+        start = self.offset
+        if kind == _STRING:
+            (length,) = self.numbers("Q")
+            self.offset = start
+            if length <= MAX_TEXT:
+                return self.string()
+        elif kind == _ARRAY:
+            inner, count = self.numbers("IQ")
+            if inner in _SCALARS and count <= MAX_LIST:
+                return list(self.numbers(f"{count}{_SCALARS[inner]}"))
+            self.offset = start
+        self.skip_value(kind)
+        return None
+
     def skip_value(self, kind: int, depth: int = 0) -> None:
         """Skip a metadata value of any type; it may be an array of arrays."""
         if kind in _SCALAR_BYTES:
@@ -99,20 +109,21 @@ class _Header:
             self.skip_value(kind, depth)
 
 
-def gguf_tensors(path: Path) -> list[TensorInfo]:
+def gguf_header(path: Path) -> tuple[dict[str, object], list[TensorInfo]]:
+    """(metadata without vocabularies and long texts, tensors in the file's order)."""
     with open_regular(path) as file:
         try:
             size = file.seek(0, 2)
             file.seek(0)
             header = _Header(file, size, path_text(path))
             num_tensors, num_keys = _gguf_preamble(header)
-            alignment = _gguf_metadata(header, num_keys)
+            metadata, alignment = _gguf_metadata(header, num_keys)
             tensors = [_gguf_tensor(header) for _ in range(num_tensors)]
         except OSError as error:
             raise os_problem(path, error) from error
     if tensors:
         _check_gguf_data(header, tensors, alignment, size)
-    return [tensor for _, tensor in tensors]
+    return metadata, [tensor for _, tensor in tensors]
 
 
 def _gguf_preamble(header: _Header) -> tuple[int, int]:
@@ -135,19 +146,21 @@ def _gguf_preamble(header: _Header) -> tuple[int, int]:
     return num_tensors, num_keys
 
 
-def _gguf_metadata(header: _Header, num_keys: int) -> int:
-    """Skip the metadata and return the alignment of the tensor data, in bytes."""
+def _gguf_metadata(header: _Header, num_keys: int) -> tuple[dict[str, object], int]:
+    """(metadata, alignment of the tensor data in bytes)."""
     alignment = 32  # the specification's default
+    metadata: dict[str, object] = {}
     for _ in range(num_keys):
         key = header.string()
         (kind,) = header.numbers("I")
-        if key == "general.alignment" and kind == _UINT32:
-            (alignment,) = header.numbers("I")
+        value = header.value(kind)
+        if key == "general.alignment" and kind == _UINT32 and isinstance(value, int):
+            alignment = value
             if alignment < 1 or alignment & (alignment - 1):
                 header.refuse(f"general.alignment {alignment} is not a power of two")
-        else:
-            header.skip_value(kind)
-    return alignment
+        if value is not None:
+            metadata[key] = value
+    return metadata, alignment
 
 
 def _gguf_tensor(header: _Header) -> tuple[int, TensorInfo]:
@@ -158,9 +171,9 @@ def _gguf_tensor(header: _Header) -> tuple[int, TensorInfo]:
         header.refuse(f"tensor '{printable(name)}' has {num_dimensions} dimensions, at most {_MAX_DIMENSIONS}")
     shape = header.numbers(f"{num_dimensions}Q")
     kind, offset = header.numbers("IQ")
-    if kind not in gguf_types():
-        header.refuse(f"tensor '{printable(name)}' has unknown type {kind}, a newer gguf library may know it")
-    dtype, block, block_bytes = gguf_types()[kind]
+    if kind not in TYPES:
+        header.refuse(f"tensor '{printable(name)}' has unknown type {kind}, a newer release may know it")
+    dtype, block, block_bytes = TYPES[kind]
     if math.prod(shape) >= 1 << 63 or (shape[0] if shape else 1) % block:
         header.refuse(f"tensor '{printable(name)}' of {dtype} cannot have shape {shape}")
     num_bytes = math.prod(shape) // block * block_bytes

@@ -1,6 +1,7 @@
 """Contents of a checkpoint's headers: its tensors, their dtypes, shapes and sizes."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 LFS_POINTER = b"version https://git-lfs"  # placeholder for a file that was not pulled
@@ -25,7 +26,8 @@ class Checkpoint:
     """The weights of one model directory.
 
     `total_bytes` is the sum over `tensors`. `tensors` is empty if only sizes are known: for pickles, and for a Hub
-    cache that has the index of the weights but not the weights. `notes` are warnings for the user.
+    cache that has the index of the weights but not the weights. `notes` are warnings for the user. `metadata` is what a
+    GGUF file says of its model.
     """
 
     format: Literal["safetensors", "gguf", "pickle-sizes"]
@@ -33,3 +35,4 @@ class Checkpoint:
     total_bytes: int
     files: tuple[str, ...]
     notes: tuple[str, ...]
+    metadata: Mapping[str, object] = field(default_factory=dict)

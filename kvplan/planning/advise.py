@@ -12,7 +12,7 @@ from itertools import combinations, count, islice
 from typing import Any, Final, Literal
 
 from kvplan.core.errors import KvplanError
-from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
+from kvplan.hardware.gpu import GpuSpec, gpu, offered_names
 from kvplan.models import catalog
 from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
@@ -294,8 +294,10 @@ def larger_gpu(request: Request) -> Knob:
 
 def larger_gpus(request: Request) -> list[GpuSpec]:
     """GPUs on offer of the same vendor with more memory, the smallest first; none that shares memory with the CPU."""
-    offered = [candidate for candidate in map(gpu, gpu_names()) if candidate.offered and not candidate.unified]
-    larger = [candidate for candidate in offered if candidate.total_memory > request.gpu.total_memory]
+    makes = [gpu(name) for name in offered_names()]
+    larger = [
+        candidate for candidate in makes if candidate.total_memory > request.gpu.total_memory and not candidate.unified
+    ]
     make = request.gpu.vendor if request.gpu.vendor != "unknown" else "nvidia"
     return sorted(
         (candidate for candidate in larger if candidate.vendor == make and candidate.sm >= min(80, request.gpu.sm)),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from kvplan.asked.form import COMMON_GPUS, Form, load_of, read_form, refuse_missing, stated_except
 from kvplan.asked.question import MODEL_CURE, Context, Inputs, requests
@@ -14,7 +15,6 @@ from kvplan.hardware.gpu import gpu, split_count
 from kvplan.hardware.prices import Prices
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.recommend import MOST_USERS, Fit, Placement, Question, Recommendation, fit, recommend, with_args
-from kvplan.planning.users import End
 from kvplan.servers.base import abilities_of, titles
 from kvplan.servers.plans.plan import Load, Request, check_load
 
@@ -39,7 +39,7 @@ class Goal:
     optimistic: bool = False
 
     def question(self, users: int, stated: frozenset[str], prices: Prices | None) -> Question:
-        end: End = "likely" if self.optimistic else "low"
+        end: Literal["low", "likely"] = "likely" if self.optimistic else "low"
         return Question(users, stated, self.fp8, self.fp8_weights, end, prices.per_hour if prices else None)
 
     def read_prices(self) -> Prices | None:

@@ -38,6 +38,8 @@ THUMB_FIXED = 5 * GB
 def explain(plan: Plan) -> list[Section]:
     """Show the plan's arithmetic from bytes per token to users, compared with two common estimates."""
     own = server_of(plan.request.release.engine).explain(plan)
+    if plan.slots is not None:
+        return [*_slots(plan, own), *_sources(plan)]
     sections = [
         Section("Bytes per token and rank", tuple(_per_token(plan))),
         Section("Blocks", tuple(_blocks(plan, own))),
@@ -53,13 +55,33 @@ def explain(plan: Plan) -> list[Section]:
     if changes := tuple(plan.request.release.lacks()):
         lines = tuple(f"{_release(change.since)}: {change.what} [{change.evidence}]" for change in changes)
         sections.append(Section(f"Changes in releases after {plan.request.release.label}", lines))
-    if assumptions := statements(plan):
-        texts = tuple(f"{name}: {source}" for name, (_, source) in assumptions.items())
-        sections.append(Section("Sources of the data and rules", texts))
+    sections += _sources(plan)
     if plan.request.spec.is_encoder:
         return sections
     title = "Compared with 'weights + 1.2 GB per user + 5 GB'"
     return [*sections, Section(title, tuple(_thumb(plan)))]
+
+
+def _sources(plan: Plan) -> list[Section]:
+    """Where facts and rules come from, if that is to be said."""
+    assumptions = statements(plan)
+    texts = tuple(f"{name}: {source}" for name, (_, source) in assumptions.items())
+    return [Section("Sources of the data and rules", texts)] if texts else []
+
+
+def _slots(plan: Plan, own: Explanation) -> list[Section]:
+    """The arithmetic of a server that places layers and allocates its cache whole."""
+    token = f"{plan.bytes_per_token:,} B in the layers that keep every token, as {plan.settings.kv_dtype}"
+    states = [f"{plan.state_bytes:,} B of states in each slot"] if plan.state_bytes else []
+    weights = tuple(f"{group}: {format_gib(size)}" for group, size in plan.weight_groups.items())
+    return [
+        Section("Bytes per token", (token, *states)),
+        Section("Cache", (own.block_size, *own.pools)),
+        Section("Weights of the fullest GPU", weights),
+        Section("Places", own.budget),
+        Section("Users", own.users),
+        Section("Host memory (modeled; not the GPU's)", tuple(_host(plan))),
+    ]
 
 
 def _places(plan: Plan) -> Iterator[str]:

@@ -18,6 +18,7 @@ NAMES: Final = {
     "processor_cache": "processed images, videos and sounds",
     "shared_memory": "queues of its processes",
     "swap_space": "swap space",
+    "buffers": "buffers",
 }
 
 

@@ -110,11 +110,7 @@ def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:
     """Lines of one plan's document; `blocks`: draw bars with block characters, else with #."""
     parts: list[Sequence[Part]] = [
         [line(headline(doc), "bold" if doc["fits"] else "bold red"), *(line(text, "bold") for text in caveats(doc))],
-        memory_lines(doc, blocks=blocks),
-        kv_lines(doc),
-        host_lines(doc),
-        encoder_lines(doc),
-        user_lines(doc),
+        *body(doc, blocks=blocks),
         verdict_lines(doc),
     ]
     answer = [styled for part in parts if part for styled in (*part, line())]
@@ -123,6 +119,25 @@ def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:
         if len([*laid_out([*answer, *assumed])]) <= SCREEN_LINES:
             break
     return answer + assumed if assumed else answer[:-1]
+
+
+def body(doc: PlanDocument, *, blocks: bool) -> list[Sequence[Part]]:
+    """Memory, cache and users, between the first line and the verdict."""
+    cache = doc.get("slots")
+    if cache is not None:
+        from kvplan.report import slots_text  # only for servers that place layers
+
+        return [
+            slots_text.place_lines(doc, cache, doc["inputs"]["engine"]),
+            slots_text.cache_lines(doc, cache),
+        ]
+    return [
+        memory_lines(doc, blocks=blocks),
+        kv_lines(doc),
+        host_lines(doc),
+        encoder_lines(doc),
+        user_lines(doc),
+    ]
 
 
 # --- the parts of the screen ------------------------------------------------------------------------------------------
@@ -161,6 +176,13 @@ def headline(doc: PlanDocument) -> str:
         context += ", the most that fits"
     count, of_replicas = doc["concurrency"]["users"], f", on each of {plural(doc['concurrency']['replicas'], POOL)}"
     replicas = of_replicas if doc["concurrency"]["replicas"] > 1 else ""
+    if (cache := doc.get("slots")) is not None:
+        from kvplan.report import slots_text  # only for servers that place layers
+
+        load = doc["inputs"]["workload"]
+        stated = load["lengths"] is not None or load["mean_tokens"] is not None
+        several = f"{plural(count, 'user')} {length_text(doc, context)}" if stated else ""
+        return f"{subject}: {slots_text.answer_text(doc, cache, several)}"
     if not doc["kv"]["groups"]:  # an encoder
         return (
             f"{subject}: {plural(count, 'request')} in a step {length_text(doc, context)}{spread_text(doc)}{replicas}"
@@ -219,7 +241,11 @@ def is_marginal(doc: PlanDocument) -> bool:
 
 def caveats(doc: PlanDocument) -> list[str]:
     """Warnings that qualify the headline's number."""
-    texts, users = [], doc["concurrency"]
+    texts, users = list[str](), doc["concurrency"]
+    if (cache := doc.get("slots")) is not None and doc["fits"]:
+        from kvplan.report import slots_text  # only for servers that place layers
+
+        texts += filter(None, [slots_text.shared_text(cache)])
     if is_capped(doc):
         limit_text = f"{users['max_num_seqs']:,} run at once ({seqs_bound(doc)})"
         texts.append(f"The KV cache holds {users['pool_users']:,}; at most {limit_text}.")
@@ -298,6 +324,10 @@ def mark(doc: PlanDocument) -> str:
     """The same for a table cell; empty if there is nothing to say."""
     if is_marginal(doc):
         return terms(doc).risk
+    if (cache := doc.get("slots")) is not None and (cache["gpu_layers"] < cache["num_layers"] or cache["host_experts"]):
+        from kvplan.report import slots_text  # only for servers that place layers
+
+        return slots_text.layers_text(doc, cache)
     return f"{doc['concurrency']['max_num_seqs']:,} at once" if is_capped(doc) else ""
 
 

@@ -5,11 +5,11 @@ const GIB = 2 ** 30;
 const ROWS = [["weights", "weights"], ["buffers", "buffers"], ["activations", "activations"], ["cuda_graphs", "CUDA graphs"],
   ["non_torch", "non-torch"], ["lora", "LoRA"], ["kv_cache", "KV cache"], ["unused", "unused"], ["missing", "missing"]];
 const SELECTED = ["gpu", "kv_cache_dtype", "quantization", "dtype", "tensor_parallel_size", "pipeline_parallel_size"];
-const USERS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
+const STOPS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
 const number = new Intl.NumberFormat("en-US");
 const byId = (id) => document.getElementById(id);
 const state = { chart: 0, chosenDigits: [], digits: [], users: 0 }; // digits: the possible position nearest to the chosen one
-let data = null;
+let data = null, USERS = STOPS; // USERS: the stops, with the number that the page was made for
 
 function element(name, attributes, ...children) {
   const made = document.createElement(name);
@@ -184,7 +184,8 @@ function control(label, name, values, digit, asList, choose) {
   input.value = digit;
   const announce = () => { if (!asList) input.setAttribute("aria-valuetext", values[Number(input.value)]); };
   announce();
-  input.addEventListener("input", () => { field.textContent = values[Number(input.value)]; announce(); choose(Number(input.value)); });
+  const take = () => { field.textContent = values[Number(input.value)]; announce(); choose(Number(input.value)); };
+  for (const happening of ["input", "change"]) input.addEventListener(happening, take);
   return element("label", {}, title, input);
 }
 
@@ -215,8 +216,17 @@ function readAddress() {
     const digit = axis.values.indexOf(words.get(axis.name));
     if (digit >= 0) state.chosenDigits[i] = digit;
   });
-  const usersIndex = USERS.indexOf(Number(words.get("users") ?? 16));
-  state.users = Math.max(usersIndex, 0);
+  state.users = Math.max(USERS.indexOf(Number(words.get("users") ?? data.users)), 0);
+  if (!location.hash) turnToFit();
+}
+
+// The first position that serves the users, with as few settings changed as can be: one, then two; else the start.
+function turnToFit() {
+  const start = state.chosenDigits, moves = axes().flatMap((axis, i) => axis.values.map((_, digit) => [i, digit]));
+  const single = moves.map(([i, digit]) => start.with(i, digit));
+  const serves = (digits) => verdict(possible(digits)) === "yes";
+  state.chosenDigits = [start, ...single].find(serves)
+    ?? single.flatMap((digits) => moves.map(([i, digit]) => digits.with(i, digit))).find(serves) ?? start;
 }
 
 async function copy() {
@@ -240,6 +250,7 @@ async function start() {
     byId("problem").textContent = `The plans in this page cannot be read (${error}); make it again with kvplan explore.`;
     return;
   }
+  USERS = [...new Set([...STOPS, data.users])].sort((a, b) => a - b);
   readAddress();
   build();
   show();

@@ -204,14 +204,15 @@ def gpus(name: str | None = None) -> tuple[CommandAnswer, str | None]:
         return size_bars("Memory", ((row["name"], row["total_memory"]) for row in rows))
 
     if named is None:
-        names = [line(), *map(line, OTHER_NAMES)]
-        return listed(
-            rows, "gpus", lambda: (tables.gpu_list(rows), *names), lambda: [tables.gpu_list(rows)], sizes
-        ), None
+        return listed(rows, "gpus", lambda: gpu_parts(rows), lambda: [tables.gpu_list(rows)], sizes), None
     document: GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}
     details = gpu_details(rows[0], named.spec)
     note = None if named.instance is None else named.instance.text
     return listed(rows, "gpus", lambda: fact_lines(details), lambda: [facts_table(details)], sizes, document), note
+
+
+def gpu_parts(rows: Sequence[GpuRow]) -> list[Part]:
+    return [tables.gpu_list(rows), line(), *(line(text) for text in OTHER_NAMES)]
 
 
 def gpu_details(row: GpuRow, spec: GpuSpec) -> list[tuple[str, str]]:

@@ -274,10 +274,10 @@ def pace_text(doc: typed.RecommendationDocument) -> str:
     check = "--slo ttft.p90=2s,tpot=50ms with --prompt-tokens and --output-tokens simulates it"
     if pace is None:
         return f"The speed of this model is not modeled; {check}" if doc["holds"] else ""
-    most, least, likely = (1000 / pace[name] for name in ("low_ms", "high_ms", "likely_ms"))
+    most, least, likely = (1000 / time for time in (pace["low_ms"], pace["high_ms"], pace["likely_ms"]))
     return (
-        f"While all decode, a user gets about {likely:,.0f} tokens/s ({least:,.0f}-{most:,.0f}), "
-        f"less as prompts arrive; {check}."
+        f"While all decode, a user gets about {likely:,.0f} tokens/s ({least:,.0f}-{most:,.0f}), less as prompts "
+        f"arrive; {check}."
     )
 
 

@@ -102,6 +102,8 @@ class Abilities:
     adapter_slots     slots for LoRA adapters if their number is not given
     lean_kernels      kernels of experts that keep workspaces of their own -> kernels that keep none
     vendors           makers of GPUs that it serves on by rules that are known
+    fits_context      without a context it chooses one that fits
+    file_types        --quantization is the type of the file that it loads, and changes nothing while loading
     """
 
     label_words: bool = False
@@ -116,6 +118,8 @@ class Abilities:
     adapter_slots: int = 1
     lean_kernels: Mapping[str, str] = field(default_factory=dict)
     vendors: tuple[str, ...] = ("nvidia", "amd")
+    fits_context: bool = False
+    file_types: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +297,10 @@ def _listed(folder: str) -> Callable[[], Server]:
 SERVERS: dict[str, Callable[[], Server]] = {
     "vllm": _listed("vllm"),
     "sglang": _listed("sglang"),
+    "llamacpp": _listed("llamacpp"),
 }
+# Other names of a server in --engine.
+ALIASES: Final = {"llama.cpp": "llamacpp", "llama-server": "llamacpp"}
 
 
 # Planned by rules of its own; --engine does not name it.
@@ -307,13 +314,15 @@ def readers() -> dict[str, Callable[[], Reader]]:
 
 def server_of(engine: str) -> Server:
     """Return the server of a label (`vllm@0.33+flashinfer`) or name; KeyError if it is not listed."""
-    return SERVERS[engine.partition("@")[0]]()
+    name = engine.partition("@")[0]
+    return SERVERS[ALIASES.get(name, name)]()
 
 
 def parse_engine(text: str) -> "Version":
     """Parse `vllm`, `vllm@0.33`, `vllm@0.11.0`, `vllm@0.9+flashinfer`, `sglang` or `sglang@0.4.3`."""
     engine, *words = text.split("+")
     name, _, number = engine.partition("@")
+    name = ALIASES.get(name, name)
     if name not in SERVERS:
         *forms, last = [form for known in SERVERS for form in server_of(known).terms.engines]
         raise UsageError(f"--engine {text!r}", "is not a supported server", f"use {', '.join(forms)} or {last}")
@@ -346,6 +355,11 @@ def titles(has: Callable[[Abilities], bool]) -> tuple[str, str]:
     """Servers with an ability: (their names in prose, what --engine accepts for them)."""
     able = {name: server().terms.title for name, server in SERVERS.items() if has(server().abilities)}
     return " and ".join(able.values()), " or ".join(able)
+
+
+def is_named(text: str) -> bool:
+    """True if a word or an image's name has the name of a supported server."""
+    return any(word in text for name in SERVERS for word in (name, *server_of(name).pasted().starts.images))
 
 
 def programs() -> str:

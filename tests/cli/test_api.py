@@ -165,7 +165,7 @@ def test_an_answer_survives_pickle_and_is_compared_by_what_it_says(keywords: dic
 def test_an_answer_is_read_only() -> None:
     answer = kvplan.estimate("llama-3.1-8b", gpu="l40s", max_model_len=8192)
     with pytest.raises(AttributeError, match="plan cannot be set"):
-        answer.plan = None  # type: ignore[misc]
+        answer.plan = None  # type: ignore[misc, assignment]
 
 
 def test_no_hint_names_the_package_of_the_index() -> None:

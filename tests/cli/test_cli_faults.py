@@ -336,13 +336,13 @@ def test_20_a_damaged_gguf_is_refused(run: Run, tmp_path: Path, data: bytes) -> 
     assert "m.gguf" in refused(run("estimate", path, *AT))
 
 
-def test_20_a_whole_gguf_is_refused_by_name_with_its_size(run: Run, tmp_path: Path) -> None:
+def test_20_a_gguf_without_a_model_is_refused_by_name(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     name = b"t"
     tensor = struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 64, 0, 0)  # 64 x F32
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor
     path.write_bytes(head + bytes(-len(head) % 32) + bytes(256))
-    assert "--weights-bytes 256" in refused(run("estimate", path, *AT))
+    assert "m.gguf: its metadata has no general.architecture" in refused(run("estimate", path, *AT))
 
 
 # --- 21 to 23: names and paths ----------------------------------------------------------------------------------------

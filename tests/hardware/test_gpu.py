@@ -139,7 +139,6 @@ INLINE_ECC, UP_TO_48, FROM_80 = (0.909, 0.921, 0.928), (0.966, 0.982, 0.993), (0
         ("a10", 24, INLINE_ECC),
         ("l40", 48, INLINE_ECC),
         ("a30", 24, UP_TO_48),
-        ("rtx-5080", 16, UP_TO_48),
         ("a800-80g", 80, FROM_80),
         ("h800-80g", 80, FROM_80),
         ("h200-nvl-141g", 141, FROM_80),
@@ -181,23 +180,23 @@ def test_the_ranges_span_what_logged_cards_of_the_kind_keep_back() -> None:
         if spec.total_memory_kind == "logged" and "GeForce" in spec.device_name and spec.capability is not None:
             assert spec.nominal_memory is not None
             logged.setdefault(spec.compute_capability or "", []).append((spec.nominal_memory - spec.total_memory) / MIB)
-    for capability, (least, most) in KEPT_BACK.items():
+    for capability, (low, high) in KEPT_BACK.items():
         # The RTX 4070 SUPER was logged under Windows, where a card keeps back 7 MiB.
-        inner = [kept for kept in logged[capability] if kept > 7]
-        assert least <= min(inner), capability
-        assert max(inner) <= most, capability
+        sizes = [size for size in logged[capability] if size > 7]
+        assert low <= min(sizes), capability
+        assert max(sizes) <= high, capability
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_nominal_geforce_is_its_size_less_what_its_kind_keeps_back(name: str) -> None:
     spec = gpu(name)
-    if spec.total_memory_kind != "nominal" or "GeForce" not in spec.device_name or name == "rtx-5080":
+    if spec.total_memory_kind != "nominal" or "GeForce" not in spec.device_name:
         return
-    least, most = KEPT_BACK.get(spec.compute_capability or "", (224, 288))  # Pascal and Turing: V100, RTX 2080 Ti
+    low, high = KEPT_BACK.get(spec.compute_capability or "", (224, 288))  # Pascal and Turing: V100, RTX 2080 Ti
     assert spec.nominal_memory is not None
-    kept = [(spec.nominal_memory - total) / MIB for total in (spec.total_memory_high, spec.total_memory_low)]
-    assert kept == [7, 245 if spec.compute_capability == "7.5" else most]
-    assert least <= (spec.nominal_memory - spec.total_memory) / MIB <= most
+    ends = [(spec.nominal_memory - total) / MIB for total in (spec.total_memory_high, spec.total_memory_low)]
+    assert ends == [7, 245 if spec.compute_capability == "7.5" else high]
+    assert low <= (spec.nominal_memory - spec.total_memory) / MIB <= high
 
 
 LLAMACPP = {

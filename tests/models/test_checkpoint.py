@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError
+from kvplan.core.errors import InvalidInputError, KvplanError
 from kvplan.models.checkpoint import INDEX_NAME, read_checkpoint
-from kvplan.models.gguf_header import gguf_types
 from kvplan.models.safetensors_header import SAFETENSORS_BITS
 from kvplan.models.tensors import Checkpoint, TensorInfo
 from tests.support.counted_reads import reads_of
@@ -572,15 +570,6 @@ def test_a_gguf_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
     for cut in range(0, len(whole) - 32, 7):  # the writer pads the last tensor by up to 31 bytes
         (tmp_path / "cut" / "model.gguf").write_bytes(whole[:cut])
         assert str(tmp_path / "cut" / "model.gguf") in refusal(tmp_path / "cut")
-
-
-def test_without_the_gguf_library_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_gguf(tmp_path / "model.gguf")
-    monkeypatch.setitem(sys.modules, "gguf.constants", None)
-    gguf_types.cache_clear()
-    with pytest.raises(EnvironmentProblem, match="run `pip install gguf`") as caught:
-        read_checkpoint(tmp_path)
-    assert caught.value.exit_code == 3
 
 
 # --- pickles ---------------------------------------------------------------------------------------------------------

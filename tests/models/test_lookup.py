@@ -9,7 +9,7 @@ import kvplan
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.models import catalog
 from kvplan.models.lookup import base_of, copied, in_path, relatives
-from tests.policy.test_cli_check_base import config_file
+from tests.support.cli import config_file
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,7 @@ def test_what_exists_here_wins(tmp_path: Path) -> None:
     assert spec.name != "qwen3-8b"
 
 
-def test_a_folder_wins_over_a_repository_without_its_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_wins_over_a_repository_without_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config_file(Path("gemma-3-27b-it"))  # Llama's config
     assert kvplan.estimate("gemma-3-27b-it", gpu="h100").plan.request.spec.model_type == "llama"

@@ -203,6 +203,8 @@ def test_it_works_by_keyboard_and_keeps_its_position_in_the_address(page: Path, 
     opened.focus('[name="max_model_len"]')
     opened.keyboard.press("Home")  # 4k
     opened.keyboard.press("ArrowRight")  # 16k
+    opened.focus('[name="mean_tokens"]')
+    opened.keyboard.press("End")  # the full context
     opened.focus('[name="users"]')
     opened.keyboard.press("Home")
     users = run("estimate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "16k", "--format", "json").json["concurrency"]
@@ -215,6 +217,18 @@ def test_it_works_by_keyboard_and_keeps_its_position_in_the_address(page: Path, 
     assert again.inner_text("#answer") == sentence
     opened.keyboard.press("End")  # far more users than one server holds
     assert opened.inner_text("#answer").startswith("No, 2,048 users do not fit on one server")
+
+
+@needs_browser
+def test_it_opens_at_the_users_asked_for_where_they_fit(run: Run, tmp_path: Path, open_page: Open) -> None:
+    """500 is a stop of its own; an L40S, the first setting, has room for fewer of 500 tokens."""
+    path = tmp_path / "x.html"
+    words = ("explore", "qwen3-8b", "--gpu", "l40s,b200", "--users", "500", "--ctx", "4k,32k", "--mean-tokens", "500")
+    assert run(*words, "-o", path, "-q").code == 0
+    opened = open_page(path)
+    opened.wait_for_selector(READY)
+    assert opened.inner_text("#answer").startswith("Yes, 500 users fit: qwen3-8b on b200")
+    assert "users=500" in opened.url
 
 
 @needs_browser

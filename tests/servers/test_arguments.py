@@ -15,14 +15,17 @@ from kvplan.documents.policy_file import ENGINE
 from kvplan.measure.serverlog.log import phrases
 from kvplan.policy.file import ENGINE_KEYS
 from kvplan.servers.base import SERVERS, parse_engine, terms_of
+from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.arguments import (
     ARGUMENTS,
     DEFAULTS,
+    OWN_NAMES,
     EngineArgs,
     Panel,
     flag_words,
     flags_of,
     lacking,
+    own_names,
     spellings,
 )
 from kvplan.servers.words.standing import standings
@@ -31,10 +34,11 @@ from tests.support.cli import run as run  # the fixture
 
 TEXTS = {"context": "8192", "tokens": "4096", "count": "8", "bytes": "17179869184", "gib": "2", "fraction": "0.5",
          "ratio": "0.5", "text": "fp8", "limits": "image=2", "names": "o_proj,q_proj",
-         "json": "{}"}  # fmt: skip
+         "json": "{}", "pattern": "3,1"}  # fmt: skip
 STARTS = {
     "vllm": "vllm serve a/b --enable-lora",
     "sglang": "python -m sglang.launch_server --model-path a/b --tp 8 --enable-lora",
+    "llamacpp": "llama-server --hf-repo a/b",
 }
 # Read together with others: drafts, which program it is, a number of ranks.
 NOT_ALONE = (
@@ -47,6 +51,7 @@ NOT_ALONE = (
     "eplb_window_size",
     "pp_layer_partition",
 )
+UNSPELLED = (("llamacpp", "quantization"),)  # the name of a file
 
 
 def text_of(name: str) -> str:
@@ -76,7 +81,12 @@ def test_an_option_and_an_engine_argument_say_the_same(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("server", "name"),
-    [(server, name) for server in SERVERS for name in sorted({*spellings(server).values()}) if name not in NOT_ALONE],
+    [
+        (server, name)
+        for server in SERVERS
+        for name in sorted({*spellings(server).values()})
+        if name not in NOT_ALONE and (server, name) not in UNSPELLED
+    ],
 )
 def test_an_argument_is_read_from_a_command_and_printed_in_one(server: str, name: str) -> None:
     row = ARGUMENTS[name]
@@ -89,6 +99,14 @@ def test_an_argument_is_read_from_a_command_and_printed_in_one(server: str, name
     if value != DEFAULTS[name]:
         assert spelling in printed
     assert (flag.names or (name,))[0] in phrases().flags  # a log's list
+
+
+def test_every_other_servers_own_names_are_options() -> None:
+    names: dict[str, list[str]] = {}
+    for server in SERVERS:
+        for name, option in own_names(server).items() if server != DEFAULT else ():
+            names.setdefault(name, []).append(option)
+    assert {name: [*options] for name, options in OWN_NAMES.items()} == names
 
 
 def test_what_a_server_lacks_is_no_name_of_its_own() -> None:

@@ -171,6 +171,30 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "disaggregation_mode": ("decode", DENSE, CONTEXT),
         "enable_multimodal": ("true", SIGHT, CONTEXT),
     },
+    "llamacpp": {
+        "max_model_len": ("4096", DENSE, {}),
+        "max_num_seqs": ("2", DENSE, CONTEXT),
+        "max_num_batched_tokens": ("256", DENSE, CONTEXT),
+        "micro_batch_size": ("256", DENSE, CONTEXT),
+        "quantization": ("Q8_0", DENSE, CONTEXT),
+        "gpu_layers": ("20", DENSE, CONTEXT),
+        "n_cpu_moe": ("10", EXPERTS, CONTEXT),
+        "cpu_moe": ("true", EXPERTS, CONTEXT),
+        "override_tensor": (r"blk\.[0-3]\.ffn=CPU", DENSE, CONTEXT),
+        "tensor_split": ("1", DENSE, CONTEXT),
+        "split_mode": ("none", DENSE, CONTEXT),
+        "main_gpu": ("0", DENSE, {**CONTEXT, "split_mode": "none"}),
+        "kv_offload": ("false", DENSE, CONTEXT),
+        "op_offload": ("false", DENSE, {**CONTEXT, "gpu_layers": "20"}),
+        "cache_type_k": ("q8_0", DENSE, CONTEXT),
+        "cache_type_v": ("q8_0", DENSE, CONTEXT),
+        "kv_unified": ("true", DENSE, {**CONTEXT, "max_num_seqs": "2"}),
+        "swa_full": ("true", "gpt-oss-20b", CONTEXT),
+        "flash_attn": ("off", DENSE, CONTEXT),
+        "fit": ("off", DENSE, CONTEXT),
+        "fit_target": ("2048", DENSE, CONTEXT),
+        "fit_ctx": ("2048", DENSE, {}),
+    },
 }  # fmt: skip
 CASES = [(server, name) for server in SERVERS for name in PLANTED[server]]
 FIGURES = ("memory", "kv", "concurrency", "host", "encoder", "fits")
@@ -182,7 +206,11 @@ def command(server: str, model: str, arguments: Said) -> str:
     front: list[str] = []
     parts: dict[str, dict[str, object]] = {"speculative_config": {}, "eplb_config": {}}
     words: list[str] = []
-    start = ["vllm", "serve", model] if server == "vllm" else ["python", "-m", "sglang.launch_server", "--model", model]
+    start = {
+        "vllm": ["vllm", "serve", model],
+        "sglang": ["python", "-m", "sglang.launch_server", "--model", model],
+        "llamacpp": ["llama-server", "--hf-repo", f"{model}:{arguments.get('quantization', '')}".removesuffix(":")],
+    }[server]
     for name, value in arguments.items():
         flag = flags_of(server).get(name)
         assert flag is not None
@@ -190,6 +218,8 @@ def command(server: str, model: str, arguments: Said) -> str:
         if name in ("pp_layer_partition", "lmcache_max_local_cpu_size"):
             prefix = "LMCACHE" if name.startswith("lmcache") else server.upper()
             front.append(f"{prefix}_{name.removeprefix('lmcache_').upper()}={value}")
+        elif server == "llamacpp" and name == "quantization":
+            pass
         elif name == "usage":
             start = ["vllm", "bench", "throughput", "--model", model]
         elif server == "vllm" and name == "speculative_method":

@@ -18,6 +18,7 @@ PARSERS = {
 SERVED = {
     "vllm": "vllm serve Qwen/Qwen3-8B --max-model-len 8192",
     "sglang": "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --context-length 8192",
+    "llamacpp": "llama-server --hf-repo Qwen/Qwen3-8B-GGUF:Q4_K_M --ctx-size 8192",
 }
 
 
@@ -44,6 +45,7 @@ def test_the_newest_release_takes_every_flag_that_is_repeated(server: str) -> No
         ("vllm", """--chat-template-content-format string --generation-config 'my folder'"""),
         ("vllm", """--port 80 --attention-config '{"flash_attn_version": 3}'"""),
         ("sglang", "--served-model-name chat --port 30001 --tool-call-parser qwen25 --reasoning-parser qwen3"),
+        ("llamacpp", "--alias chat --port 8081 --jinja --temp 0.6 -t 8"),
     ],
 )
 def test_names_ports_and_parsers_are_repeated_and_paste_back(run: Run, server: str, flags: str) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from kvplan.asked.pasted import parse
-from kvplan.servers.base import SERVERS, server_of, terms_of
+from kvplan.servers.base import SERVERS, abilities_of, server_of, terms_of
+from kvplan.servers.llamacpp import command as llamacpp_command
 from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.vllm import command as vllm_command
 from kvplan.servers.vllm.arguments import OTHERS as VLLM_OTHERS
@@ -56,6 +57,8 @@ def page() -> str:
         lines += ["| argument | standing | what it is about |", "|---|---|---|"]
         for name, standing, what in rows:
             lines.append(f"| `{name}` | {standing} | {what.replace('|', '/')} |")
+        if not abilities_of(server).simulated:
+            continue
         lines += ["", f"### Which request runs next: {terms_of(server).title}", "", ORDER_WORDS, ""]
         lines += ["| argument | `simulate`, `recommend --slo`, `tune` | why |", "|---|---|---|"]
         lines += [f"| `{name}` | {standing} | {what.replace('|', '/')} |" for name, standing, what in orders(server)]
@@ -93,11 +96,15 @@ def test_no_argument_that_a_scheduler_reads_is_missing(facts: dict[str, Any]) ->
     assert known <= {name for name, _, _ in standings(server)}
 
 
-MODELS = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path"}
+MODELS = {
+    "vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path", "llamacpp": "llama-server --hf-repo"
+}  # fmt: skip
+READERS = {"vllm": vllm_command, "sglang": sglang_command, "llamacpp": llamacpp_command}
+SIMULATED = [server for server in SERVERS if abilities_of(server).simulated]
 VALUES = {"retraction_policy": "priority", "schedule_policy": "lpm", "scheduling_policy": "priority"}
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", SIMULATED)
 def test_an_argument_that_changes_the_order_is_refused_by_every_simulation(server: str) -> None:
     """By its name, but for the value that the server takes by itself."""
     _, flags = server_of(server).pasted().flags
@@ -117,7 +124,7 @@ def test_an_argument_that_changes_the_order_is_refused_by_every_simulation(serve
             assert parse(f"{MODELS[server]} a/b {' '.join(usual)}").reordering == {}, name
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", SIMULATED)
 @pytest.mark.parametrize("command", ["simulate", "recommend", "tune"])
 def test_a_pasted_order_is_refused_by_name(run: Run, command: str, server: str) -> None:
     flag = {"vllm": "--scheduling-policy priority", "sglang": "--schedule-policy lof"}[server]
@@ -143,8 +150,7 @@ def test_every_flag_of_sglangs_parser_is_known_to_the_reader() -> None:
 
 @pytest.mark.parametrize("server", list(SERVERS))
 def test_a_refused_flag_is_refused_and_no_other_is(run: Run, server: str) -> None:
-    reader = vllm_command if server == "vllm" else sglang_command
-    start = "vllm serve a/b" if server == "vllm" else "python -m sglang.launch_server --model-path a/b"
+    reader, start = READERS[server], f"{MODELS[server]} a/b"
     read = {name for names in server_of(server).pasted().flags[0].values() for name in names.split()}
     for name, standing, _ in standings(server):
         if standing == "modeled" or name.startswith("_"):  # no flag of the command line
@@ -155,13 +161,26 @@ def test_a_refused_flag_is_refused_and_no_other_is(run: Run, server: str) -> Non
             ran = run("estimate", "--gpu", "h100-80g", "--ctx", "8k", "--from-command", pasted)
             assert (ran.code, "not modeled" in ran.err) == (2, True), flag
             continue
-        command = parse(f"{start} {flag if reader.is_switch(name) else flag + '=zz'}")
+        between = " " if server == "llamacpp" else "="
+        command = parse(f"{start} {flag if reader.is_switch(name) else f'{flag}{between}zz'}")
         assert (list(command.refused) == [flag]) == (standing == "refused"), flag
         assert command.unknown == [], flag
 
 
+def test_every_flag_of_llamacpps_parser_is_known_to_the_reader() -> None:
+    flags = next(facts["flags"] for facts in FACTS if facts["server"] == "llamacpp")
+    reader = llamacpp_command
+    names = {flag: flag.removeprefix("--").replace("-", "_") for flag in flags}
+    read, others = reader.flags
+    known = {*reader.NAMES, *others, *(name for text in read.values() for name in text.split())}
+    unknown = [flag for flag, name in names.items() if name not in known and name.removeprefix("no_") not in known]
+    assert (len(flags) > 300, unknown) == (True, [])
+
+
 @pytest.mark.skipif(not (HOME / "vllm-src").is_dir(), reason="the servers' own sources are not at hand (ORACLE_HOME)")
-@pytest.mark.parametrize("facts", FACTS, ids=lambda facts: str(facts["server"]))
+@pytest.mark.parametrize(
+    "facts", [facts for facts in FACTS if facts["server"] in SOURCES], ids=lambda facts: str(facts["server"])
+)
 def test_the_facts_are_the_servers_own_fields(facts: dict[str, Any]) -> None:
     names: list[str] = []
     for path in sorted(HOME.glob(SOURCES[facts["server"]])):

@@ -203,7 +203,7 @@ def test_a_plan_is_the_same_whichever_way_memory_in_use_is_none() -> None:
 @pytest.mark.parametrize(
     ("words", "cure"),
     [
-        (("qwen3.5-27b", "--gpu", "h100-80g", "--ctx", "16k", "--max-num-seqs", "300"), "lower --max-num-seqs"),
+        (("qwen3.5-27b", "--gpu", "h100-80g", "--ctx", "16k", "--max-num-seqs", "340"), "lower --max-num-seqs"),
         (
             ("llama-3.1-8b", "--gpu", "gb10", "--ctx", "16k", "--gpu-memory-utilization", "0.85"),
             "lower --gpu-memory-utilization",

@@ -373,7 +373,7 @@ class _Reader:
 
     def result(self, *, bare: bool = False) -> ServerLog:
         if not self._readings and not self._lists and not bare:
-            *titles, last = [terms_of(name).title for name in logs_of_servers()]
+            *titles, last = [terms_of(name).title for name, logs in logs_of_servers().items() if logs.wordings]
             raise InvalidInputError(
                 self.where,
                 f"holds no line that {', '.join(titles)} or {last} writes at start-up",

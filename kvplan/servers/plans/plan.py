@@ -220,12 +220,46 @@ class PoolShare(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class SlotPlace:
+    """A GPU or the host of a server that places a model's layers: bytes, and what was free before; 0: not known."""
+
+    name: str
+    weights: int
+    context: int
+    compute: int
+    free: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.context + self.compute
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCache:
+    """A cache of fixed size that slots share or have each, in a server that places a model's layers.
+
+    cells       tokens of one cache; caches: how many there are; slots: requests at once
+    gpu_layers  of num_layers, on GPUs; the output is one of them
+    host_experts  layers on GPUs whose experts are on the host
+    """
+
+    cells: int
+    caches: int
+    slots: int
+    gpu_layers: int
+    num_layers: int
+    host_experts: int
+    places: tuple[SlotPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sized:
     """Result of a server's rules: its settings, its pool, each stage's memory, and what the pool holds.
 
     blocks    of the pool at the worst and best end of the estimates; ends: the server's own figure at those
     shares    what each stage has of the pool
     seqs      most concurrent sequences at both ends; None: as many as the settings allow
+    slots     a cache of fixed size and its places, in a server that has one
     """
 
     settings: Settings
@@ -239,6 +273,7 @@ class Sized:
     refusal: Refusal | None = None
     seqs: tuple[int, int] | None = None
     encoder: EncoderBudget | None = None
+    slots: SlotCache | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +390,7 @@ class Plan:
     refusal: Refusal | None
     notes: tuple[str, ...]
     encoder: EncoderBudget | None = None
+    slots: SlotCache | None = None
 
     @property
     def memory(self) -> MemoryBreakdown:
@@ -386,13 +422,13 @@ class Plan:
         model's.
         """
         draft = self.request.draft
-        own = rates(self.request.spec, self.pool.how, self.stage)[0]
+        own = self.pool.rates(self.request.spec, self.stage)[0]
         return own + (rates(draft, self.pool.how, 0)[0] if draft is not None else 0)
 
     @property
     def state_bytes(self) -> int:
         """Constant bytes per sequence on one rank of `stage` (recurrent states)."""
-        return rates(self.request.spec, self.pool.how, self.stage)[1]
+        return self.pool.rates(self.request.spec, self.stage)[1]
 
     @property
     def bytes_per_request(self) -> int:
@@ -415,7 +451,7 @@ class HostRow:
 
     name: Literal[
         "swap_space", "kv_offloading", "kv_transfer", "weights", "processor_cache", "shared_memory", "checkpoint",
-        "adapters",
+        "adapters", "buffers",
     ]  # fmt: skip
     size: int
     per: Literal["rank", "replica"]

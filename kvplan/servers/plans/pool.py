@@ -301,6 +301,10 @@ class Pool:
     def dcp(self) -> int:
         return self.how.dcp
 
+    def rates(self, spec: ModelSpec, stage: int) -> tuple[int, int]:
+        """(bytes per additional token, state bytes per sequence) on a rank of one stage."""
+        return rates(spec, self.how, stage)
+
     @property
     def block_size(self) -> int:
         return min(group.first.block_size for group in self.groups if group.first.kind != "ring")

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.models.spec import ModelSpec, Place
-from kvplan.servers.base import server_of
+from kvplan.servers.base import abilities_of, server_of
 from kvplan.servers.plans.plan import Request
 from kvplan.servers.words.arguments import HEADS
 from kvplan.sizing import weights
@@ -61,7 +61,7 @@ def online_scheme(request: Request) -> str | None:
     method, stored = request.args.quantization, request.spec.quantization
     if stored is not None and stored.method == "experts_int8":
         return "experts_int8"
-    if method is None:
+    if method is None or abilities_of(request.release.engine).file_types:
         return None
     if stored is not None:
         if method.removesuffix("_marlin") != stored.method.removesuffix("_marlin"):

@@ -32,6 +32,10 @@ CHANGES: Final = {
         (0, 8), "the second engine by default from Ampere on: chunked prefill of 2,048 or 8,192 tokens a step, by the "
         "GPU; sampling with FlashInfer where it is installed", "release notes of 0.8; logs of 0.8 to 0.10",
     ),
+    "long_mrope": ReleaseChange(
+        (0, 8), "rotary tables of positions of images have four times the rows of the context",
+        "vLLM layers/rotary_embedding/mrope.py; logs of Qwen2.5-VL on 0.8 and 0.10", "0.11 to 0.15, 0.29 to 0.33",
+    ),
     "fewer_sequences": ReleaseChange(
         (0, 8, 4), "256 sequences at once by default on GPUs other than H100 and H200; the second engine ran 1,024",
         "vLLM engine/arg_utils.py (_set_default_args_v1); vllm-project/vllm#16158", "0.8.0, 0.8.2 to 0.8.5",
@@ -242,7 +246,8 @@ CHANGES: Final = {
     ),
     "tokens_by_concurrency": ReleaseChange(
         (0, 20, 1), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks',
-        "vllm-project/vllm#40691; vLLM v1/core/kv_cache_utils.py; two logs of 0.20.1", "0.18 to 0.29, 0.20.0 and 0.20.1",
+        "vllm-project/vllm#40691; vLLM v1/core/kv_cache_utils.py; two logs of 0.20.1",
+        "0.18 to 0.29, 0.20.0 and 0.20.1",
     ),
     "chosen_items": ReleaseChange(
         (0, 21), "--mm-processor-kwargs and --limit-mm-per-prompt bound the largest image and video of Gemma 4",
@@ -391,6 +396,10 @@ CHANGES: Final = {
     "indexer_contexts": ReleaseChange(
         (0, 32), "beyond 262,144 tokens of context sparse attention's workspace is of 16 contexts, not 40",
         "vLLM config/vllm.py (sparse_mla_prefill_workspace_factor)", "0.30 to 0.33",
+    ),
+    "short_mrope": ReleaseChange(
+        (0, 32), "rotary tables of Qwen3-VL and Qwen3.5 have the rows of the context; before, four times as many",
+        "vLLM model_executor/models/qwen3_vl.py (mrope_positions_factor)", "0.30, 0.31, 0.32, 0.33",
     ),
     "mamba2_checkpoints": ReleaseChange(
         (0, 32), "a cached state of Mamba2 takes one block more, for a checkpoint within a prompt",

@@ -19,6 +19,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
+from kvplan.models.hf_config import text_of
 from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight
 from kvplan.servers.plans.plan import Estimate, Kind
 from kvplan.servers.plans.weights import ONLINE_NAMES
@@ -79,6 +80,40 @@ def _expert_workspace(weight: Weight, tp: int) -> int:
 @lru_cache(maxsize=1024)
 def rope_elements(spec: ModelSpec, context: int) -> int:
     return sum(rope.rows(context) * rope.dim for rope in spec.ropes)
+
+
+# Model types whose published configs have an mrope_section, and those whose tables have others' rows from 0.32 on.
+MROPE: Final = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_omni", "qwen3_vl", "qwen3_5")
+SHORT_MROPE: Final = ("qwen3_vl", "qwen3_5")
+
+
+@lru_cache(maxsize=1024)
+def has_mrope(spec: ModelSpec) -> bool:
+    """True if rotary tables are of positions in time, height and width."""
+    text = text_of(spec.config)
+    ropes = text.get("rope_parameters") or text.get("rope_scaling")
+    return spec.model_type.startswith(MROPE) or (isinstance(ropes, Mapping) and "mrope_section" in ropes)
+
+
+def rope_tables(spec: ModelSpec, release: Version) -> int:
+    """How many times the rows of the context a model's rotary tables have.
+
+    Source: vLLM 0.11 to 0.33 layers/rotary_embedding/mrope.py (MRotaryEmbedding).
+    """
+    if not has_mrope(spec) or not release.has("long_mrope"):
+        return 1
+    return 1 if spec.model_type.startswith(SHORT_MROPE) and release.has("short_mrope") else 4
+
+
+@lru_cache(maxsize=1024)
+def deepstack_width(spec: ModelSpec) -> int:
+    """Elements of a token in the buffers of a tower's inner outputs, which go to the first layers.
+
+    Source: vLLM 0.12 to 0.33 model_executor/models/qwen3_vl.py (deepstack_input_embeds).
+    """
+    vision = spec.config.get("vision_config")
+    levels = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
+    return len(levels) * spec.hidden_size if isinstance(levels, list) else 0
 
 
 def online_of(spec: ModelSpec, args: EngineArgs) -> str | None:
@@ -149,15 +184,17 @@ class Loaded:
     ropes      rotary tables
     latents    copies that MLA keeps of quantized up-projections
     alignment  padding from the allocator's blocks and the kernels' layouts
+    deepstack  buffers of a tower's inner outputs
     """
 
     ropes: int
     latents: int
     alignment: int
+    deepstack: int = 0
 
     @property
     def total(self) -> int:
-        return self.ropes + self.latents + self.alignment
+        return self.ropes + self.latents + self.alignment + self.deepstack
 
 
 def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None) -> Loaded:
@@ -172,7 +209,13 @@ def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout
     alignment = 0
     if layout is not None and (spec.quantization is None or spec.quantization.known):
         alignment = weights_excess(spec, layout)
-    return Loaded(rope_elements(spec, settings.max_model_len) * element_bytes(settings), latents, alignment)
+    element, deepstack = element_bytes(settings), 0
+    ropes = rope_elements(spec, settings.max_model_len) * element
+    if has_mrope(spec):
+        ropes *= rope_tables(spec, version)
+        if deepstack_width(spec) and takes_items(spec, args, version):
+            deepstack = element * settings.max_num_batched_tokens * deepstack_width(spec)
+    return Loaded(ropes, latents, alignment, deepstack)
 
 
 INDEXER_BLOCK = 8  # index keys in the space of a gathered latent: 576 x 2 B // 132 B
@@ -253,6 +296,8 @@ def buffers(
         sampling += tokens * spec.hidden_size * element_bytes(settings)
         formula += f" + {tokens:,} x {spec.hidden_size:,} embeddings"
     fixed = with_weights.total + sampling + tokens * INPUT_BYTES
+    if with_weights.deepstack:
+        formula += f" + deepstack {with_weights.deepstack:,} B"
     if with_weights.latents:
         formula += f" + MLA copies {with_weights.latents:,} B"
     if with_weights.alignment:
@@ -708,7 +753,7 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
         growth = min(host.likely + read[0], HOST_GROWTH_MOST[0])
         low, likely = low + host.low, likely + growth
         high += min(host.high + read[1], HOST_GROWTH_MOST[1])
-        formula += f"; {growth / GIB:.1f} GiB used by the host meanwhile: 1 and a tenth of the weights, at most 6.5"
+        formula += f"; {growth / GIB:.1f} GiB used by the host meanwhile, not computable: 1 and a tenth of the weights"
         source += f"; {host.source}"
     return Estimate(low, likely, high, formula, source, "calibrated")
 

@@ -39,7 +39,7 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
         case "tokens":
             return parse_tokens_vllm(text, option) if vllm else parse_tokens(text, option)
         case "count":
-            return parse_count(text, option, argument.largest)
+            return parse_count(text, option, argument.largest, least=argument.least)
         case "bytes":
             return stated_bytes(
                 parse_int_vllm(text, option) if vllm or is_vllm_size(text) else parse_size(text, option), option
@@ -60,12 +60,24 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
             return limits(text, option)
         case "json":
             return json_object(text, option)
+        case "pattern":
+            return pattern(text, option)
         case "names":
             return names(text, option)
         case "text":
             if not text or len(text) > 100 or not text.isprintable():
                 raise UsageError(option, f"is not a name ('{printable(text, 40)}')", "write a name that vLLM accepts")
             return text
+
+
+MOST_PATTERN: Final = 20_000  # characters of the rules for a model's tensors, layer by layer
+
+
+def pattern(text: str, option: str) -> str:
+    """Parse a text that its server reads: rules, numbers for each GPU."""
+    if not text or len(text) > MOST_PATTERN or not text.isprintable():
+        raise UsageError(option, f"is empty or not one line of text ('{printable(text, 40)}')", "write its value")
+    return text
 
 
 def is_vllm_size(text: str) -> bool:

@@ -21,8 +21,8 @@ from kvplan.core.units import GIB
 from kvplan.servers.releases import Version
 
 Kind = Literal[
-    "context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits", "json",
-    "names",
+    "context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "pattern", "choice", "limits",
+    "json", "names",
 ]  # fmt: skip
 COMMON: Final = "Model, GPU and server"
 Panel = Literal["Model, GPU and server", "Parallelism", "Quantization", "Adapters and drafts"]
@@ -74,6 +74,7 @@ class Argument:
     options        option names besides the long one
     choices        its values, if there are few
     largest        the largest sensible count; anything above is treated as a typo
+    least          the smallest count
     many           whether its option takes several values
     """
 
@@ -85,6 +86,7 @@ class Argument:
     choices: tuple[str, ...] = ()
     largest: int = LARGEST
     many: bool = False
+    least: int = 1
 
 
 T = TypeVar("T")
@@ -101,9 +103,10 @@ def argument(
     *,
     largest: int = LARGEST,
     many: bool = False,
+    least: int = 1,
 ) -> T:
     """Define a field of `EngineArgs`: its default and its row."""
-    row = Argument(kind, help, metavar, options, panel, choices, largest, many)
+    row = Argument(kind, help, metavar, options, panel, choices, largest, many, least)
     defined: T = field(default=default, metadata={"row": row})
     return defined
 
@@ -153,7 +156,7 @@ class EngineArgs:
         "Context length, e.g. 32k; separate several with commas; auto (or -1): the longest that fits. Default: the "
         "model's maximum.",
         "TOKENS",
-        ("--ctx",),
+        ("--ctx", "-c"),
         many=True,
     )
     tensor_parallel_size: int = argument(
@@ -236,14 +239,21 @@ class EngineArgs:
     mem_fraction_static: float | None = argument(
         None, "fraction", "Fraction of free memory at startup for weights and KV cache.", "SHARE"
     )
-    max_num_seqs: int | None = argument(None, "count", "Maximum number of concurrent requests.", "N", ("--batch",))
+    max_num_seqs: int | None = argument(
+        None, "count", "Maximum number of concurrent requests.", "N", ("--batch", "-np")
+    )
     max_num_batched_tokens: int | None = argument(None, "tokens", "Maximum number of tokens per step.", "TOKENS")
     max_total_tokens: int | None = argument(None, "tokens", "Maximum number of tokens in the KV cache.", "TOKENS")
     dtype: str = argument(
         "auto", "text", "Model dtype: auto, bfloat16, float16 or float32.", "DTYPE", panel="Quantization"
     )
     quantization: str | None = argument(
-        None, "text", "Quantize while loading (fp8), or state the checkpoint's method.", "METHOD", panel="Quantization"
+        None,
+        "text",
+        "Quantize while loading (fp8), or state the checkpoint's method, or a GGUF file's type (Q4_K_M).",
+        "METHOD",
+        ("--quant",),
+        "Quantization",
     )
     kv_cache_dtype: str = argument(
         "auto", "text", "KV cache dtype: auto, fp8, fp8_e4m3, fp8_e5m2, ...", "DTYPE", panel="Quantization"
@@ -456,6 +466,48 @@ class EngineArgs:
         None, "choice", "Role in prefill/decode disaggregation.", choices=("prefill", "decode")
     )
     enable_multimodal: bool | None = argument(None, "flag", "Accept images with models that default to text only.")
+    micro_batch_size: int | None = argument(
+        None, "tokens", "Tokens that are computed at once, of a batch.", "TOKENS", ("-ub",)
+    )
+    gpu_layers: int | None = argument(
+        None,
+        "count",
+        "Layers on the GPUs, the output one of them; the others on the host.",
+        "N",
+        ("-ngl",),
+        least=0,
+        largest=10**6,
+    )
+    n_cpu_moe: int | None = argument(
+        None, "count", "First layers whose experts stay on the host.", "N", ("-ncmoe",), least=0, largest=10**6
+    )
+    cpu_moe: bool | None = argument(None, "flag", "Keep all experts on the host.")
+    override_tensor: str | None = argument(
+        None, "pattern", r"Where tensors lie, by their names, e.g. '\.ffn_.*_exps\.=CPU'.", "REGEX=PLACE,...", ("-ot",)
+    )
+    tensor_split: str | None = argument(
+        None, "pattern", "Share of each GPU in the layers, e.g. 3,1.", "N,N,...", ("-ts",)
+    )
+    split_mode: Literal["layer", "none", "row", "tensor"] | None = argument(
+        None, "choice", "How several GPUs share a model.", options=("-sm",), choices=("layer", "none", "row", "tensor")
+    )
+    main_gpu: int | None = argument(None, "count", "The GPU that is used alone.", "N", ("-mg",), least=0, largest=1023)
+    kv_offload: bool | None = argument(None, "flag", "Keep the KV cache on the GPUs, with their layers.")
+    op_offload: bool | None = argument(None, "flag", "Compute prompts on the GPU with weights of the host.")
+    cache_type_k: str | None = argument(None, "text", "Type of the keys: f16, q8_0, q4_0, ...", "TYPE", ("-ctk",))
+    cache_type_v: str | None = argument(None, "text", "Type of the values: f16, q8_0, q4_0, ...", "TYPE", ("-ctv",))
+    kv_unified: bool | None = argument(None, "flag", "One cache that all requests share.")
+    swa_full: bool | None = argument(None, "flag", "Keep every token in the layers with a window.")
+    flash_attn: Literal["auto", "on", "off"] | None = argument(
+        None, "choice", "Flash attention.", options=("-fa",), choices=("auto", "on", "off")
+    )
+    fit: Literal["on", "off"] | None = argument(
+        None, "choice", "Fit the context and the layers to the memory that is free.", choices=("on", "off")
+    )
+    fit_target: str | None = argument(
+        None, "pattern", "MiB that the fit leaves free on each GPU, e.g. 1024.", "MIB,..."
+    )
+    fit_ctx: int | None = argument(None, "tokens", "Smallest context that the fit may choose.", "TOKENS")
 
     @property
     def num_gpus(self) -> int:
@@ -490,6 +542,48 @@ _FIELDS: Final = fields(EngineArgs)
 ARGUMENTS: Final[Mapping[str, Argument]] = {field.name: field.metadata["row"] for field in _FIELDS}
 DEFAULTS: Final[Mapping[str, Any]] = {field.name: field.default for field in _FIELDS}
 LEFT_OUT: Final[Mapping[str, Any]] = {"allow_deprecated_quantization": False}  # what a command without it says
+
+
+# What servers other than the default one call arguments that they share, as options with the same values. Their flags
+# are loaded only if the server is asked for.
+OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "max_model_len": ("--context-length", "--ctx-size"),
+    "tensor_parallel_size": ("--tp-size",),
+    "pipeline_parallel_size": ("--pp-size",),
+    "data_parallel_size": ("--dp-size",),
+    "num_redundant_experts": ("--ep-num-redundant-experts",),
+    "all2all_backend": ("--moe-a2a-backend",),
+    "max_num_seqs": ("--max-running-requests", "--parallel"),
+    "max_num_batched_tokens": ("--chunked-prefill-size", "--batch-size"),
+    "mamba_ssm_cache_dtype": ("--mamba-ssm-dtype",),
+    "micro_batch_size": ("--ubatch-size",),
+    "block_size": ("--page-size",),
+    "enable_prefix_caching": (" /--disable-radix-cache",),
+    "disable_hybrid_kv_cache_manager": ("--disable-hybrid-swa-memory",),
+    "async_scheduling": (" /--disable-overlap-schedule",),
+    "enforce_eager": ("--disable-cuda-graph",),
+    "hf_overrides": ("--json-model-override-args",),
+    "max_loras": ("--max-loras-per-batch",),
+    "max_cpu_loras": ("--max-loaded-loras",),
+    "enable_moe_shared_loras": ("--experts-shared-outer-loras",),
+    "num_speculative_tokens": ("--speculative-num-steps",),
+    "cuda_graph_max_bs": ("--cuda-graph-max-bs-decode",),
+}
+
+
+def own_names(server: str) -> dict[str, str]:
+    """A server's names of arguments that are options with the same values, if they are not the arguments' own."""
+    names = {}
+    for name, flag in flags_of(server).items():
+        row = ARGUMENTS[name]
+        if not flag.printed or not flag.names or flag.names[0] in ARGUMENTS:
+            continue
+        spelling = f"--{flag.names[0].replace('_', '-')}"
+        if row.kind != "flag" and flag.on is None:
+            names[name] = spelling
+        elif row.kind == "flag" and flag.on is not None:
+            names[name] = spelling if flag.on else f" /{spelling}"
+    return names
 
 
 def short_flags(server: str) -> dict[str, str]:

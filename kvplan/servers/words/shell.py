@@ -350,9 +350,15 @@ def scripted(words: list[str], depth: int, variables: Variables) -> list[list[st
     own = assigned([], front)
     images = [word for word in front if re.fullmatch(_IMAGE.format(servers="|".join(SERVERS)), word)]
     literals = {name: value for name, value in own.items() if value is not None and is_literal(value)}
+    position = script_index(words, flag)
+    script = words[position]
+    if parameters := words[position + 2 :]:  # `bash -c SCRIPT NAME "$@"`
+        import shlex  # as in `split`
+
+        script = re.sub(r'"\$@"|\$@', lambda _: shlex.join(parameters), script)
     commands = [
         [*images, *command] if names_server(command) else command
-        for command in split(words[script_index(words, flag)], depth + 1, variables | literals)
+        for command in split(script, depth + 1, {**variables, **literals})
     ]  # the image implies the release
     exported = [name if value is None else f"{name}={value}" for name, value in own.items()]
     return [["export", *exported], *commands] if exported else commands

@@ -1,0 +1,120 @@
+"""A request in llama.cpp's terms: the file, the devices and the settings of a server."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import GIB, MIB
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.models.gguf_model import GGUFModel, gguf_beside, gguf_of
+from kvplan.servers.llamacpp.settings import Device, Override, Settings
+from kvplan.servers.plans.plan import Estimate, Request
+from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, flags_of
+
+USUAL_TYPE: Final = "Q4_K_M"  # what -hf downloads unless told otherwise (common/download.cpp)
+# Free memory before loading, below the total, in public logs of ten idle GPUs: 148 (P40) to 605 MiB (RTX PRO 6000).
+CONTEXT_MIB: Final = (148, 477, 605)
+CONTEXT_SOURCE: Final = "free and total memory in llama.cpp's start-up logs of ten kinds of GPU"
+RUNTIMES: Final = {"amd": "HIP", "intel": "SYCL"}
+BATCH, UBATCH, FIT_CTX, MARGIN = 2048, 512, 4096, "1024"  # its defaults; the margin in MiB
+EXPERTS: Final = r"ffn_(up|down|gate_up|gate)_(ch|)exps"
+# Arguments of the table that --gpu sets for every server.
+BY_GPUS: Final = ("tensor_parallel_size",)
+
+
+def context(gpu: GpuSpec) -> Estimate:
+    """What the driver takes of a GPU before the server allocates."""
+    low, likely, high = (size * MIB for size in CONTEXT_MIB)
+    if gpu.vendor == "apple":
+        return Estimate(0, 0, high, "Metal's own is not known; the high end is CUDA's", CONTEXT_SOURCE, "calibrated")
+    runtime = RUNTIMES.get(gpu.vendor, "CUDA")
+    text = f"{likely / GIB:.2f} GiB ({runtime} context), {low // MIB}-{high // MIB} MiB in logs"
+    return Estimate(low, likely, high, text, CONTEXT_SOURCE, "calibrated")
+
+
+def device(request: Request, taken: int) -> Device:
+    """The GPU with so many of its bytes in use when the server starts."""
+    gpu = request.gpu
+    return Device(gpu.total_memory, max(0, gpu.total_memory - taken), gpu.sm * 10, gpu.unified)
+
+
+def model(request: Request) -> GGUFModel:
+    """The file that is served: the one that was named, else what llama-quantize would make."""
+    stored, stated = request.checkpoint, request.args.quantization
+    if request.weights_bytes is not None:
+        raise UsageError("--weights-bytes", "llama.cpp's layers are placed tensor by tensor", "name the GGUF file")
+    if stored is not None and stored.format == "gguf":
+        own = gguf_beside(stored, request.spec)
+        if stated is not None and stated.upper() != own.label:
+            raise UsageError(f"--quant {stated}", f"the file is {own.label or 'of another type'}", "remove it")
+        return own
+    return gguf_of(request.spec, stated or usual_type(request))
+
+
+def usual_type(request: Request) -> str:
+    """The type of the file that most people load: a checkpoint's own if it has one, else Q4_K_M."""
+    return "MXFP4_MOE" if "mxfp4" in request.spec.scheme_kinds else USUAL_TYPE
+
+
+def check(request: Request) -> None:
+    """Refuse what llama.cpp does not have, by the flag."""
+    args, own = request.args, flags_of("llamacpp")
+    if request.draft is not None or args.speculative_method is not None:
+        raise UnsupportedModelError("drafts", "kvplan does not size llama.cpp's drafts", "leave them out")
+    for name, usual in DEFAULTS.items():
+        value = getattr(args, name)
+        if value != usual and name not in own and name not in BY_GPUS:
+            flag = f"--{name.replace('_', '-')}"
+            cure = {"kv_cache_dtype": "write --cache-type-k and --cache-type-v"}.get(name, "remove it")
+            raise UsageError(flag, "is no argument of llama.cpp", cure, keys=(name,))
+
+
+def settings(args: EngineArgs, num_devices: int) -> Settings:
+    """The arguments by what they mean."""
+    stated = args.max_model_len
+    return Settings(
+        ctx=stated if isinstance(stated, int) else 0,
+        slots=args.max_num_seqs,
+        unified=args.kv_unified,
+        batch=args.max_num_batched_tokens or BATCH,
+        ubatch=args.micro_batch_size or UBATCH,
+        gpu_layers=args.gpu_layers,
+        flash=args.flash_attn or "auto",
+        cache_k=(args.cache_type_k or "f16").upper(),
+        cache_v=(args.cache_type_v or "f16").upper(),
+        offload_cache=args.kv_offload is not False,
+        full_windows=args.swa_full is True,
+        offload_ops=args.op_offload is not False,
+        split_mode=args.split_mode or "layer",
+        main_gpu=args.main_gpu or 0,
+        split=tuple(_numbers("--tensor-split", args.tensor_split or "")),
+        overrides=tuple(_overrides(args, num_devices)),
+        fit=args.fit != "off",
+        fit_target=tuple(int(size * MIB) for size in _numbers("--fit-target", args.fit_target or MARGIN)),
+        fit_ctx=args.fit_ctx or FIT_CTX,
+    )
+
+
+def _numbers(flag: str, text: str) -> Iterator[float]:
+    for word in re.split("[,/]", text) if text else ():
+        if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", word.strip()):
+            raise UsageError(flag, f"is not numbers with commas between ({printable(text, 60)!r})", "write 3,1")
+        yield float(word)
+
+
+def _overrides(args: EngineArgs, num_devices: int) -> Iterator[Override]:
+    """Rules for tensors' places, in the order in which the first match wins."""
+    for rule in (args.override_tensor or "").split(",") if args.override_tensor else ():
+        pattern, equals, name = rule.rpartition("=")
+        match = re.fullmatch(r"CUDA(\d{1,2})", name)
+        number = int(match[1]) if match else None
+        if not equals or (name != "CPU" and number is None) or (number or 0) >= num_devices:
+            names = ", ".join(["CPU", *(f"CUDA{i}" for i in range(num_devices))])
+            raise UsageError("--override-tensor", f"{printable(rule, 80)!r} names no place", f"write REGEX={names}")
+        yield Override(pattern, number)
+    if args.cpu_moe:
+        yield Override(rf"\.{EXPERTS}", None)
+    for layer in range(args.n_cpu_moe or 0):
+        yield Override(rf"blk\.{layer}\.{EXPERTS}", None)

@@ -1,0 +1,212 @@
+"""A `llama-server ...` command in kvplan's terms.
+
+Flags have one value or none, which is the next word whatever it looks like; `-` and `_` are the same in a name.
+Source: llama.cpp 0c1e57098 common/arg.cpp.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from kvplan.core.errors import Faults, UsageError
+from kvplan.core.files import exists, printable
+from kvplan.models import catalog
+from kvplan.models.gguf_mix import BASE
+from kvplan.servers.base import Starts
+from kvplan.servers.llamacpp.arguments import OTHERS, READ, SHORT
+from kvplan.servers.llamacpp.flags import FLAGS, NEGATED
+from kvplan.servers.llamacpp.variables import VARIABLES
+from kvplan.servers.words.argument_values import read_argument, switch
+from kvplan.servers.words.arguments import ARGUMENTS, short_flags, spellings
+from kvplan.servers.words.command import (
+    Note,
+    ServeCommand,
+    Started,
+    flag_text,
+    literal,
+    near_flag,
+    pair_name,
+    take_other,
+    take_unknown,
+)
+
+starts = Starts(
+    ("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server")
+)
+flags = READ, OTHERS
+variables = VARIABLES
+NAMES: Final = {name: argument for name, argument in spellings("llamacpp").items() if FLAGS[argument].printed}
+SHORTS: Final = {
+    **SHORT,
+    **{short: (FLAGS[name].names or (name,))[0] for short, name in short_flags("llamacpp").items()},
+}
+PROGRAMS: Final = ("llama-server", "llama-server.exe")
+IMAGE: Final = re.compile(r"(?:[\w.:-]+/)*llama[._-]?cpp[\w.-]*:[\w.-]*server[\w.-]*(?:@sha256:[0-9a-f]+)?")
+_QUANT: Final = re.compile(rf"(?i)[-._](?:UD-)?({'|'.join(sorted(BASE, key=len, reverse=True))})(?=$|[-._])")
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
+WHOLE: Final = ("auto", "all")  # of --gpu-layers
+
+
+def start(words: list[str]) -> Started | None:
+    """Words after the server's name, or after its image, which starts it; None if a command does not start it."""
+    for index, word in enumerate(words):
+        following, before = words[index + 1 :], words[index - 1] if index else ""
+        is_value = before.startswith("-") and before != "--"  # `kubectl logs -c llama-server`, `--target llama-server`
+        if (word.rpartition("/")[2] in PROGRAMS and not is_value) or (
+            IMAGE.fullmatch(word) and following[:1] and following[0].startswith("-")
+        ):
+            return Started(following)
+    return None
+
+
+def is_switch(name: str) -> bool:
+    plain = name.removeprefix("no_")
+    for known in (name, plain):
+        if known in NAMES:
+            return FLAGS[NAMES[known]].on is not None or ARGUMENTS[NAMES[known]].kind == "flag"
+        if known in OTHERS:
+            return OTHERS[known].is_switch
+    return name in NEGATED
+
+
+def parse(words: list[str]) -> ServeCommand:
+    """Parse the words after the server's name; errors as in kvplan.servers.vllm.command.parse."""
+    command, faults = ServeCommand(engine="llamacpp"), Faults()
+    index, file, repository = 0, None, None
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not re.match(r"--?[A-Za-z]", word):
+            stray = f"has an argument without a flag ({printable(word, 60)!r})"
+            with faults.part():
+                raise UsageError("--from-command", stray, "name the model with --model; quote values with spaces")
+            continue
+        name, value = _name(word)
+        if value is None and not is_switch(name) and index < len(words) and _follows(name, words[index]):
+            value = words[index]
+            index += 1
+        with faults.part():
+            if name == "model":
+                file = literal(_only(value, word), "the model")
+            elif name == "hf_repo":
+                repository = literal(_only(value, word), "the repository")
+            elif name != "hf_file":
+                _take(command, name, value, word)
+    faults.refuse()
+    _name_model(command, file, repository)
+    return command
+
+
+def _follows(name: str, word: str) -> bool:
+    """True if the next word is the flag's value: always for a flag that has one."""
+    known = name in NAMES or name in OTHERS or name in ("model", "hf_repo", "hf_file")
+    if name == "flash_attn":  # until 2025 it had no value
+        return word in ("on", "off", "auto", *(FLAGS[name].values or {}))
+    return known or not word.startswith("-")
+
+
+def _name(word: str) -> tuple[str, str | None]:
+    """(name with underscores, value after =): the name of the long form."""
+    flag, equals, value = word.partition("=")
+    plain = flag.lstrip("-").replace("-", "_")
+    if not flag.startswith("--"):
+        plain = SHORTS.get(plain, plain)
+    return plain, value if equals else None
+
+
+def _only(value: str | None, word: str) -> str:
+    if value is None:
+        raise UsageError(f"--from-command {printable(flag_text(word), 60)}", "needs a value", "write it after the flag")
+    return value
+
+
+def _take(command: ServeCommand, name: str, value: str | None, word: str) -> None:
+    flag = flag_text(word)
+    option = f"--from-command {printable(flag, 60)}"
+    plain = name.removeprefix("no_")
+    if name in NEGATED:
+        command.args[NEGATED[name]] = False
+    elif name in NAMES:
+        _take_argument(command, NAMES[name], value, option)
+    elif plain in NAMES and ARGUMENTS[NAMES[plain]].kind == "flag":
+        command.args[NAMES[plain]] = False
+    elif name in OTHERS:
+        take_other(command, flag, OTHERS[name], [] if value is None else [value])
+    elif near := near_flag(name, frozenset(NAMES), OTHERS):
+        raise UsageError(option, "is not a flag of llama-server", f"did you mean {near}?")
+    else:
+        take_unknown(command, flag)
+
+
+def _take_argument(command: ServeCommand, argument: str, value: str | None, option: str) -> None:
+    flag = FLAGS[argument]
+    if ARGUMENTS[argument].kind == "flag":
+        command.args[argument] = True if value is None else switch(value, option)
+        return
+    if value is None and argument == "flash_attn":
+        value = "on"
+    text = literal(_only(value, option.rpartition(" ")[2]), option.rpartition(" ")[2])
+    text = (flag.values or {}).get(text, text)
+    if (argument, text) in (("max_model_len", "0"), ("max_num_seqs", "-1")):
+        return  # the default
+    if argument == "gpu_layers" and (text in WHOLE or re.fullmatch(r"-\d+", text)):
+        return
+    command.args[argument] = _value(argument, text, option)
+
+
+def _value(argument: str, text: str, option: str) -> Any:
+    if ARGUMENTS[argument].kind in ("context", "tokens", "count") and not re.fullmatch("[0-9]+", text):
+        raise UsageError(option, f"is not a whole number ({printable(text, 40)!r})", "write digits only")
+    return read_argument(argument, text, option)
+
+
+def _name_model(command: ServeCommand, file: str | None, repository: str | None) -> None:
+    """The model of a file that is here, else the one that a file's or repository's name says, with a note."""
+    if file is not None and (exists(file) or not file.endswith(".gguf")):
+        command.model = file
+        return
+    if file is None and repository is None:
+        return
+    if file is not None:
+        path = PurePosixPath(file.replace("\\", "/"))
+        stem = _PART.sub("", path.name.removesuffix(".gguf"))
+        match = _QUANT.search(stem)
+        name, quant = (stem[: match.start()], match[1]) if match else (stem, None)
+    else:
+        base, _, tag = (repository or "").partition(":")
+        quant = match[1] if tag and (match := _QUANT.search(f"-{tag}")) else None
+        name = re.sub(r"(?i)-GGUF$", "", base)
+    known = catalog_name(name.rpartition("/")[2]) if file is not None else catalog.find(name) or catalog_name(name)
+    command.model = (known and catalog.facts(known)["id"]) or file or name
+    if quant is not None:
+        command.args.setdefault("quantization", quant.upper())
+    if known is not None:
+        written = printable(file or repository or "", 120)
+        command.notes.append(
+            Note(f"{written}: sized as {known}; mixes of others than llama-quantize differ: name the file for its own")
+        )
+
+
+def catalog_name(name: str) -> str | None:
+    """The catalog's model of a file's name, or of another publisher's repository."""
+    last = name.rpartition("/")[2]
+    if (own := catalog.find(last)) is not None:
+        return own
+    ids = ((own, catalog.facts(own)["id"]) for own in catalog.model_names())
+    return next((own for own, full in ids if full.rpartition("/")[2].lower() == last.lower()), None)
+
+
+def read_pair(text: str) -> tuple[str, Any] | None:
+    """Parse `--engine-arg k=v` if k is a name that only llama.cpp has, else return None; None also without a value."""
+    name, (key, equals, value) = pair_name(text), text.partition("=")
+    argument = spellings("llamacpp").get(name) or NAMES.get(SHORTS.get(name, ""))
+    if not equals or name in ARGUMENTS or argument is None:
+        return None
+    option = f"--engine-arg {printable(key, 60)}"
+    text = (FLAGS[argument].values or {}).get(value.strip(), value.strip())
+    return argument, read_argument(argument, text, option)
+
+
+def scheduling() -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:
+    return {}, {}, {}

@@ -1,0 +1,99 @@
+"""What a server allocates with given settings: weights, context and compute buffers on each place."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from kvplan.servers.llamacpp.cache import check_kinds, context_bytes
+from kvplan.servers.llamacpp.compute import compute, flash_attention
+from kvplan.servers.llamacpp.kernels import OFFLOAD_BATCH
+from kvplan.servers.llamacpp.placement import Placement, place, quantized
+from kvplan.servers.llamacpp.settings import Context, Device, Settings, context_of
+from kvplan.servers.llamacpp.shape import FileLike, Shape, shape_of
+
+
+class Memory(NamedTuple):
+    """Bytes of one place that are in llama.cpp's books."""
+
+    weights: int
+    context: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.context + self.compute
+
+
+class Measured(NamedTuple):
+    """What a server allocates: memory of each device in use, by its number, and of the host (None)."""
+
+    places: dict[int | None, Memory]
+    placement: Placement
+    context: Context
+    flash: bool
+    copies: int
+
+
+class Server:
+    """A model on a machine, measured under one settings after another."""
+
+    def __init__(self, model: FileLike, devices: Sequence[Device]) -> None:
+        self.model, self.devices = model, tuple(devices)
+        self._known: dict[tuple[Settings, bool], Measured] = {}
+        self._flash: dict[tuple[Settings, Device | None], bool] = {}
+
+    @cached_property
+    def shape(self) -> Shape:
+        return shape_of(self.model)
+
+    def measure(self, settings: Settings, *, pipeline: bool = True) -> Measured:
+        """What the server allocates; raise UsageError for what it refuses.
+
+        Without `pipeline`: as it tries again if the buffers of several devices at work at once do not fit.
+        """
+        if (settings, pipeline) not in self._known:
+            self._known[settings, pipeline] = self._measure(settings, pipeline)
+        return self._known[settings, pipeline]
+
+    def flash(self, settings: Settings, where: Placement, context: Context) -> bool:
+        """Whether it uses flash attention.
+
+        The operation runs where its cache is stored just before it, so that only the devices decide; no length of the
+        context does, for a cache is whole runs of cells. The whole graph decides where caches lie elsewhere, where a
+        layer stores none, where heads differ, and where so many slots make the weights of the host move.
+        """
+        shape, used = self.shape, [self.devices[i] for i in where.devices]
+        attending = [i for i in range(shape.num_layers) if shape.attends(i)]
+        alike = len({shape.head_dims(i) for i in attending}) == 1 and not shape.num_shared_kv
+        if not settings.offload_cache or not alike or context.slots >= OFFLOAD_BATCH:
+            key = replace(settings, ctx=0), None
+            if key not in self._flash:
+                self._flash[key] = flash_attention(shape, where, context, settings, used)
+            return self._flash[key]
+        positions = {where.layers[i] for i in attending}
+        return all(self._flash_on(used[i], settings) for i in positions if i is not None)
+
+    def _flash_on(self, device: Device, settings: Settings) -> bool:
+        """Whether a device that holds all layers uses flash attention."""
+        alone = replace(settings, ctx=0, gpu_layers=None, overrides=(), split=(), split_mode="layer")
+        if (alone, device) not in self._flash:
+            where, context = place(self.model, self.shape, alone, [device]), context_of(self.shape, alone)
+            self._flash[alone, device] = flash_attention(self.shape, where, context, alone, [device])
+        return self._flash[alone, device]
+
+    def _measure(self, settings: Settings, pipeline: bool) -> Measured:
+        shape, context = self.shape, context_of(self.shape, settings)
+        where = place(self.model, shape, settings, self.devices)
+        used = [self.devices[i] for i in where.devices]
+        flash = settings.flash != "off"
+        if settings.flash == "auto" and not quantized(settings.cache_v):
+            flash = self.flash(settings, where, context)
+        check_kinds(shape, settings, flash)
+        caches = context_bytes(shape, where, context, settings, flash)
+        buffers = compute(shape, where, context, settings, used, flash, pipeline=pipeline)
+        places: dict[int | None, Memory] = {}
+        for position in (*range(len(used)), None):
+            number = None if position is None else where.devices[position]
+            places[number] = Memory(where.weights(position), caches.get(position, 0), buffers.sizes[position])
+        return Measured(places, where, context, flash, buffers.copies)

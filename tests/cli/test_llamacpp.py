@@ -1,0 +1,181 @@
+"""llama.cpp's answers in its own words; what is placed where is compared in tests/servers/llamacpp."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kvplan.asked.pasted import parse
+from kvplan.models import catalog
+from kvplan.models.gguf_model import gguf_of
+from tests.support.cli import Run, refused
+from tests.support.cli import run as run  # the fixture
+from tests.support.gguf_files import saved
+
+# An RTX 4090 as llama.cpp's own --fit was asked about: 24,077 MiB, of which 23,600 were free.
+ON_4090 = ("--engine", "llama.cpp", "--gpu", "rtx-4090", "--gpu-memory", "24077MiB")
+# What it chose there (llama.cpp 0c1e57098, common_fit_params), and the layers that are then on the GPU.
+CHOICES = {
+    ("qwen3-32b", "Q4_K_M"): "15,616 tokens for one user, all 65 layers on the GPU",
+    ("llama-3.3-70b", "Q4_K_M"): "4,096 tokens for one user, 43 of 81 layers on the GPU",
+    ("llama-3.1-8b", "F16"): "64,512 tokens for one user, all 33 layers on the GPU",
+    ("qwen3-30b-a3b", "Q4_K_M"): "40,960 tokens for one user, all 49 layers on the GPU",
+}
+
+
+@pytest.mark.parametrize(("model", "kind"), CHOICES)
+def test_the_first_line_is_what_fit_chooses(run: Run, model: str, kind: str) -> None:
+    ran = run("estimate", model, *ON_4090, "--quant", kind)
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines()[0] == f"{model} on rtx-4090 of 23.51 GiB: {CHOICES[model, kind]}"
+
+
+def test_slots_share_a_cache_unless_they_are_counted(run: Run) -> None:
+    shared = run("estimate", "qwen3-8b", *ON_4090, "-c", "16k").out.splitlines()
+    assert shared[1] == "4 slots share 16,384 tokens: 1 user at 16,384, or 4 at 4,096."
+    own = run("estimate", "qwen3-8b", *ON_4090, "-c", "16k", "-np", "4").out.splitlines()
+    assert own[0].endswith("4 users at 4,096 tokens each, all 37 layers on the GPU")
+
+
+def test_the_rows_of_each_place_add_up(run: Run) -> None:
+    document = run("estimate", "llama-3.3-70b", *ON_4090, "--format", "json").json
+    for place in document["places"]:
+        assert sum(place["rows"].values()) - place["missing"] == place["total"]
+    slots = document["slots"]
+    assert [place["name"] for place in slots["places"]] == ["GPU 0", "host"]
+    assert all(place["weights"] + place["context"] + place["compute"] == place["total"] for place in slots["places"])
+
+
+COMMANDS = {
+    "-m Qwen3-8B-Q4_K_M.gguf -ngl 20 -c 8192 -np 2 -ctk q8_0 -ctv q8_0 -fa 1 --jinja -t 8": {
+        "gpu_layers": 20, "max_model_len": 8192, "max_num_seqs": 2, "cache_type_k": "q8_0", "cache_type_v": "q8_0",
+        "flash_attn": "on", "quantization": "Q4_K_M",
+    },
+    "-hf unsloth/Qwen3-30B-A3B-GGUF:Q8_0 -ngl all --n-cpu-moe 12 -ub 1024 -b 4096": {
+        "n_cpu_moe": 12, "micro_batch_size": 1024, "max_num_batched_tokens": 4096, "quantization": "Q8_0",
+    },
+    "-hf ggml-org/gpt-oss-20b-GGUF -c 0 -nkvo -kvu --swa-full -cmoe --no-op-offload": {
+        "kv_offload": False, "kv_unified": True, "swa_full": True, "cpu_moe": True, "op_offload": False,
+    },
+    r"-hf Qwen/Qwen3-8B-GGUF -ot '\.ffn_.*=CPU' -ts 3,1 -sm layer -mg 1 --fit off": {
+        "override_tensor": r"\.ffn_.*=CPU", "tensor_split": "3,1", "split_mode": "layer", "main_gpu": 1, "fit": "off",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_pasted_command_is_read(words: str) -> None:
+    command = parse(f"llama-server {words}")
+    assert (command.args, command.unknown, command.refused) == (COMMANDS[words], [], {})
+    assert command.engine == "llamacpp"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kubectl logs $POD -c llama-server --tail=20",
+        "cmake --build build --target llama-server -j",
+        "docker pull ghcr.io/ggml-org/llama.cpp:server-cuda",
+    ],
+)
+def test_a_command_about_the_server_does_not_start_it(run: Run, text: str) -> None:
+    assert "contains no server command" in refused(run("estimate", "--from-command", text, "--gpu", "rtx-4090"))
+
+
+def test_an_image_and_a_compose_file_start_it(run: Run) -> None:
+    image = "ghcr.io/ggml-org/llama.cpp:server-cuda"
+    words = "-hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 4096"
+    by_image = parse(f"docker run --gpus all -p 8080:8080 {image} {words}")
+    compose = f"services:\n  llama:\n    image: {image}\n    command: {words}\n"
+    assert parse(compose).args == by_image.args == {"max_model_len": 4096, "quantization": "Q4_K_M"}
+
+
+def test_a_script_passes_its_parameters_on() -> None:
+    text = """bash -c 'exec /app/llama-server "$@"' -- -hf Qwen/Qwen3-8B-GGUF -c 4096"""
+    assert parse(text).args == {"max_model_len": 4096}
+
+
+def test_variables_are_flags(run: Run) -> None:
+    start = "llama-server -hf Qwen/Qwen3-8B-GGUF:Q4_K_M"
+    where = ("--gpu", "rtx-4090", "--format", "json")
+    by_flags = run("estimate", "--from-command", f"{start} -c 8192 -ctk q8_0 -ctv q8_0", *where).json
+    variables = "LLAMA_ARG_CTX_SIZE=8192 LLAMA_ARG_CACHE_TYPE_K=q8_0 LLAMA_ARG_CACHE_TYPE_V=q8_0"
+    assert run("estimate", "--from-command", f"{variables} {start}", *where).json["slots"] == by_flags["slots"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("-hf Qwen/Qwen3-8B-GGUF --mmproj tower.gguf", "--mmproj: kvplan does not size the tower"),
+        ("-hf Qwen/Qwen3-8B-GGUF -md draft.gguf", "-md: kvplan does not size drafts"),
+        ("-hf Qwen/Qwen3-8B-GGUF -ctv q8_0 -fa off", "a quantized V cache needs flash attention"),
+        ("-hf Qwen/Qwen3-8B-GGUF -c many", "is not a whole number ('many')"),
+        ("-hf Qwen/Qwen3-8B-GGUF --gpu-layer 5", "did you mean --gpu-layers?"),
+        (r"-hf Qwen/Qwen3-8B-GGUF -ot 'ffn=CUDA3'", "names no place; write REGEX=CPU, CUDA0"),
+    ],
+)
+def test_what_is_not_sized_is_refused_by_its_flag(run: Run, words: str, message: str) -> None:
+    ran = run("estimate", "--from-command", f"llama-server {words}", "--gpu", "rtx-4090")
+    assert ran.code == 2
+    assert message in ran.errors[0]
+
+
+def test_another_servers_argument_is_refused(run: Run) -> None:
+    message = refused(run("estimate", "qwen3-8b", *ON_4090, "--gpu-memory-utilization", "0.9"))
+    assert "is no argument of llama.cpp" in message
+
+
+def test_a_file_is_served_as_it_is(run: Run, tmp_path: Path) -> None:
+    path = saved(tmp_path / "Qwen3-8B-Q4_K_M.gguf", gguf_of(catalog.load("qwen3-8b")))
+    by_file = run("estimate", path, *ON_4090, "-c", "16k", "--format", "json").json
+    by_name = run("estimate", "qwen3-8b", *ON_4090, "-c", "16k", "--quant", "Q4_K_M", "--format", "json").json
+    assert by_file["slots"] == by_name["slots"]
+    ran = run("estimate", path, *ON_4090, "--quant", "Q8_0")
+    assert (ran.code, "--quant Q8_0: the file is Q4_K_M" in ran.errors[0]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("qwen3-32b",),
+        ("llama-3.3-70b", "-c", "8k"),
+        ("qwen3-30b-a3b", "-np", "2", "-ctk", "q8_0", "-ctv", "q8_0"),
+        ("gemma-3-27b", "--quant", "Q5_K_M", "--swa-full"),
+    ],
+)
+def test_a_printed_command_is_its_plan(run: Run, words: tuple[str, ...]) -> None:
+    """The file is named as the model and its type; --fit then chooses the same layers."""
+    plan = run("estimate", *words, *ON_4090, "--format", "json").json
+    text = shlex.join(plan["flags"]["argv"])
+    where = ("--gpu", "rtx-4090", "--gpu-memory", "24077MiB", "--format", "json")
+    again = run("estimate", "--from-command", text, *where)
+    assert again.code == 0, again.err
+    assert again.json["slots"] == plan["slots"]
+
+
+def test_an_explanation_says_what_is_on_each_place(run: Run) -> None:
+    ran = run("estimate", "llama-3.3-70b", *ON_4090, "-c", "8k", "--explain")
+    assert ran.code == 0, ran.err
+    places = run("estimate", "llama-3.3-70b", *ON_4090, "-c", "8k", "--format", "json").json["slots"]["places"]
+    for place in places:
+        assert f"{place['name']}: weights {place['weights']:,} B + caches {place['context']:,} B" in ran.out
+
+
+def test_tables_say_how_many_layers_are_on_the_gpu(run: Run) -> None:
+    assert "43 of 81 layers on the GPU" in run("estimate", "llama-3.3-70b", *ON_4090, "-c", "4k,8k").out
+
+
+def test_a_smaller_type_is_named_that_keeps_all_layers_on_the_gpu(run: Run) -> None:
+    """The type that is named does, and the next larger one does not."""
+    ran = run("estimate", "qwen3-32b", *ON_4090, "--quant", "Q8_0", "-c", "16k")
+    assert "--quant Q4_K_S (" in ran.err
+    smaller = run("estimate", "qwen3-32b", *ON_4090, "--quant", "Q4_K_S", "-c", "16k")
+    assert "16,384 tokens for one user, all 65 layers on the GPU" in smaller.out
+    larger = run("estimate", "qwen3-32b", *ON_4090, "--quant", "Q4_K_M", "-c", "16k")
+    assert "all 65 layers on the GPU" not in larger.out
+
+
+def test_what_does_not_fit_says_how_much_is_missing(run: Run) -> None:
+    ran = run("estimate", "llama-3.3-70b", *ON_4090, "-c", "8k", "--fit", "off")
+    assert ran.code == 0
+    assert "does not fit at 8,192 tokens, 18.7" in ran.out.splitlines()[0]
