@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from kvplan.report.answers import Comparison as Comparison
     from kvplan.report.answers import Diagnosis as Diagnosis
     from kvplan.report.answers import Estimates as Estimates
+    from kvplan.report.answers import Explorer as Explorer
     from kvplan.report.answers import Listing as Listing
     from kvplan.report.answers import Recommendation as Recommendation
 
     Model = str | PathLike[str] | Mapping[str, Any]
     Sizes = str | int
 
-ANSWERS = ("Answer", "Check", "Comparison", "Diagnosis", "Estimates", "Listing", "Recommendation")
+ANSWERS = ("Answer", "Check", "Comparison", "Diagnosis", "Estimates", "Explorer", "Listing", "Recommendation")
 __all__ = (
     *ANSWERS,
     "EnvironmentProblem",
@@ -54,6 +55,7 @@ __all__ = (
     "check",
     "diff",
     "estimate",
+    "explore",
     "list_gpus",
     "list_models",
     "recommend",
@@ -230,6 +232,23 @@ def check(
     )  # fmt: skip
     warnings = [text for kind, text in notes if kind == "warning"]
     return Check(result, [text for kind, text in notes if kind != "warning"], [*warnings, *result.warnings])
+
+
+def explore(models: str | Iterable[str], *, users: Sizes | None = None, **options: Unpack[SweepKeywords]) -> Explorer:
+    """A page whose sliders select answers: `.save("explore.html")`, or the last line of a notebook's cell.
+
+    models   one or several
+    users    at once, at which the page opens
+    options  the choices on the page, lists or one value; the rest have choices of their own
+    """
+    from kvplan.asked.call import KEYWORDS, form_of, written
+    from kvplan.documents.explorer_grid import explorer_document
+    from kvplan.report.answers import Explorer
+
+    form = form_of(options, KEYWORDS | {"prices"})
+    count = None if users is None else written("users", users)
+    document, inputs = explorer_document(written("models", models), form, form.text("prices"), count)
+    return Explorer(document, inputs.notes, inputs.warnings)
 
 
 def list_models(name: str | None = None, *, family: str | None = None, max_params: Sizes | None = None) -> Listing:

@@ -9,9 +9,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from matplotlib.axes import Axes
 
     from kvplan.documents.cure import CureDocument
+    from kvplan.documents.explorer import ExplorerDocument
     from kvplan.documents.plan import PlanDocument
     from kvplan.documents.recommendation import Placement
     from kvplan.measure.diagnosis import Diagnosis as DiagnosisFacts
@@ -369,3 +372,40 @@ class Listing(Result):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+class Explorer(Result):
+    """What `kvplan explore` writes: a page whose sliders select answers from a grid of plans."""
+
+    __slots__ = ()
+    _facts: ExplorerDocument
+
+    def _shapes(self) -> CommandAnswer:
+        from kvplan.core.table import Table
+        from kvplan.report.explorer_html import summary
+        from kvplan.report.formats import CommandAnswer
+        from kvplan.report.lines import line
+        from kvplan.report.page import bold
+
+        text = summary(self._facts)
+        table = Table.of(("model", "server"), ((chart["model"], chart["server"]) for chart in self._facts["charts"]))
+        return CommandAnswer(lambda _: [line(text)], lambda: self._facts, lambda: table, lambda: [bold(text)])
+
+    def _repr_html_(self) -> str:
+        """The page in a notebook."""
+        from html import escape
+
+        return f"<iframe srcdoc='{escape(self.html)}' style='width:100%;height:50em;border:0'></iframe>"
+
+    @property
+    def html(self) -> str:
+        """The page, which needs no network."""
+        from kvplan.report.explorer_html import explorer_html
+
+        return explorer_html(self._facts)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the page, over a file of that name."""
+        from pathlib import Path
+
+        Path(path).write_text(self.html, encoding="utf-8")

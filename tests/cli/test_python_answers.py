@@ -173,6 +173,22 @@ def test_a_listing_has_rows_and_names(run: Run) -> None:  # noqa: F811
     assert kvplan.list_gpus("h200").names == ["h200"]
 
 
+def test_explore_has_the_page_that_the_command_writes(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    words = ["explore", "llama-3.1-8b", "--gpu", "l40s,h200", "--ctx", "8k,16k", "--tp", "1,2", "--engine", "vllm"]
+    assert run(*words, "--users", "40", "--output", str(tmp_path / "command.html")).code == 0
+    page = kvplan.explore(
+        "llama-3.1-8b", gpu=["l40s", "h200"], max_model_len=["8k", "16k"], tensor_parallel_size=[1, 2], engine="vllm",
+        users=40,
+    )  # fmt: skip
+    page.save(tmp_path / "python.html")
+    by_command, by_python = ((tmp_path / name).read_text(encoding="utf-8") for name in ("command.html", "python.html"))
+    command = re.compile(r"<p>Command: <code>.*?</code></p>|<!-- the command -->")
+    assert len(command.findall(by_command)) == 1
+    assert command.sub("", by_command) == command.sub("", by_python)
+    assert "8b" in page.headline
+    assert page._repr_html_().startswith("<iframe ")
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
