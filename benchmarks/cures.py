@@ -23,12 +23,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.diagnoses import lines_of
-from kvplan.cli.why import PREEMPTION, diagnose
-from kvplan.cli.why_options import WhyOptions
+from kvplan.asked.form import Form
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.measure.diagnosis import Diagnosis
+from kvplan.measure.why import PREEMPTION, diagnose
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec, RecurrentState
 from kvplan.planning.case import Cure
@@ -205,7 +205,7 @@ def composed(server: str, folder: Path, draw: random.Random) -> Iterator[tuple[s
     spec = load_spec(folder)
     for cause, card, lines in logs_of(server, spec, draw):
         name = oracles.GPUS[card]
-        yield cause, card, diagnose(WhyOptions(model=str(folder), gpu=[name], engine=RELEASES[server]), lines)
+        yield cause, card, diagnose(Form({"model": str(folder), "gpu": [name], "engine": RELEASES[server]}), lines)
 
 
 def logs_of(server: str, spec: ModelSpec, draw: random.Random) -> Iterator[tuple[str, str, list[str]]]:
@@ -300,7 +300,7 @@ def add_record(
     record: dict[str, Any], server: str, models: Path, questions: dict[str, dict[str, Any]], printed: Counter[str],
     without: Counter[str],
 ) -> None:  # fmt: skip
-    diagnosis = diagnose(WhyOptions(engine=RELEASES[server]), lines_of(record))
+    diagnosis = diagnose(Form({"engine": RELEASES[server]}), lines_of(record))
     if diagnosis.request is None or diagnosis.case.server != server:
         return
     cards = [name for name, own in oracles.GPUS.items() if own == diagnosis.request.gpu.name]

@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kvplan.cli.why import diagnose
-from kvplan.cli.why_options import WhyOptions
+from kvplan.asked.form import Form
 from kvplan.measure.failure import HEALTHY, read_failure
+from kvplan.measure.why import diagnose
 from kvplan.planning.case import Cure
 from kvplan.servers.logs.obstacles import OF_CAUSE
 
@@ -78,7 +78,7 @@ def score(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a failure: label, cause, verdict and the lines that showed it."""
     rows = []
     for record in records:
-        diagnosis = diagnose(WhyOptions(), lines_of(record))
+        diagnosis = diagnose(Form(), lines_of(record))
         failure, labels = diagnosis.failure, cure_kinds(record)
         cures = diagnosis.cures[:FIRST_CURES]
         rows.append(

@@ -10,8 +10,10 @@ Keywords are the command line's options by their long names (`tensor_parallel_si
 `KvplanError` with the same words. Nothing is loaded before it is asked for.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, overload
 
 from kvplan.core.errors import (
     EnvironmentProblem,
@@ -22,164 +24,253 @@ from kvplan.core.errors import (
 )
 
 if TYPE_CHECKING:
+    import datetime
+    from os import PathLike
+    from typing import Unpack
+
     import pandas
 
-    from kvplan.documents.plan import PlanDocument
-    from kvplan.planning.plan import MemoryBreakdown, Plan
+    from kvplan.asked.form import Form
+    from kvplan.asked.keywords import EstimateKeywords, PlanKeywords, SweepKeywords
+    from kvplan.report.answers import Answer as Answer
+    from kvplan.report.answers import Check as Check
+    from kvplan.report.answers import Comparison as Comparison
+    from kvplan.report.answers import Diagnosis as Diagnosis
+    from kvplan.report.answers import Estimates as Estimates
+    from kvplan.report.answers import Explorer as Explorer
+    from kvplan.report.answers import Listing as Listing
+    from kvplan.report.answers import Recommendation as Recommendation
 
+    Model = str | PathLike[str] | Mapping[str, Any]
+    Sizes = str | int
+
+ANSWERS = ("Answer", "Check", "Comparison", "Diagnosis", "Estimates", "Explorer", "Listing", "Recommendation")
 __all__ = (
-    "Answer",
+    *ANSWERS,
     "EnvironmentProblem",
     "InvalidInputError",
     "KvplanError",
     "UnsupportedModelError",
     "UsageError",
+    "check",
+    "diff",
     "estimate",
+    "explore",
+    "list_gpus",
+    "list_models",
+    "recommend",
     "sweep",
     "sweep_frame",
+    "why",
 )
 
-Value = str | int | float | bool | dict[str, Any] | None
 
-
-class Answer:
-    """What kvplan answers for one model on one GPU: the figures of `kvplan estimate`.
-
-    plan      everything, typed
-    notes     what was derived or assumed while reading the model and the options
-    warnings  what was read otherwise than it was written
-
-    Read-only; can be pickled. Two answers are equal if their documents, notes and warnings are.
-    """
-
-    __slots__ = ("notes", "plan", "warnings")
-    plan: "Plan"
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    def __init__(self, plan: "Plan", notes: Iterable[str] = (), warnings: Iterable[str] = ()) -> None:
-        self.__setstate__((plan, tuple(dict.fromkeys((*notes, *plan.notes))), tuple(dict.fromkeys(warnings))))
-
-    def __getstate__(self) -> tuple["Plan", tuple[str, ...], tuple[str, ...]]:
-        return self.plan, self.notes, self.warnings
-
-    def __setstate__(self, state: tuple["Plan", tuple[str, ...], tuple[str, ...]]) -> None:
-        for name, value in zip(("plan", "notes", "warnings"), state, strict=True):
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"an Answer is read-only: {name} cannot be set")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Answer):
-            return NotImplemented
-        return (self.to_dict(), self.notes, self.warnings) == (other.to_dict(), other.notes, other.warnings)
-
-    def __hash__(self) -> int:
-        return hash(self.headline)
-
-    def __repr__(self) -> str:
-        return f"<kvplan.Answer: {self.headline}>"
-
-    def __str__(self) -> str:
-        """The answer as the terminal shows it, without color."""
-        from kvplan.report import lines
-        from kvplan.report.console import plan_lines
-
-        return "\n".join(map(lines.plain, lines.laid_out(plan_lines(self.to_dict()))))
-
-    def _repr_html_(self) -> str:
-        """The answer in a notebook: the headline, where the memory goes, and the command that serves it."""
-        from html import escape
-
-        from kvplan.core.units import GIB
-        from kvplan.report.console import LABELS, memory_rows
-
-        memory = self.to_dict()["memory"]
-        sizes = memory_rows(memory) | {"total": memory["total"]}
-        rows = (
-            f"<tr><th style='text-align:left'>{escape(LABELS.get(name, name))}</th><td>{size / GIB:,.2f} GiB</td></tr>"
-            for name, size in sizes.items()
-            if size
-        )
-        command = f"<pre>{escape(self.serve_command)}</pre>" if self.fits else ""
-        return f"<p><b>{escape(self.headline)}</b></p><table>{''.join(rows)}</table>{command}"
-
-    @property
-    def headline(self) -> str:
-        """The answer in a sentence."""
-        from kvplan.report.console import headline
-
-        return headline(self.to_dict())
-
-    @property
-    def fits(self) -> bool:
-        """Whether the server starts and holds at least one request of the full context."""
-        return self.plan.fits
-
-    @property
-    def users(self) -> int:
-        """Requests served at once, over all replicas: the number to buy by."""
-        return self.plan.concurrency.users * self.plan.concurrency.replicas
-
-    @property
-    def memory(self) -> "MemoryBreakdown":
-        """Bytes of the fullest rank by component; the rows less `missing` add up to `memory.total`."""
-        return self.plan.memory
-
-    @property
-    def serve_command(self) -> str:
-        """The command that starts this very server."""
-        return self.to_dict()["flags"]["command"]
-
-    def explain(self) -> str:
-        """Every formula with its numbers and sources, as `--explain` prints them."""
-        from kvplan.planning.explain import explain
-        from kvplan.report import lines
-        from kvplan.report.console import explain_lines
-
-        return "\n".join(map(lines.plain, explain_lines(explain(self.plan)))).strip()
-
-    def to_dict(self) -> "PlanDocument":
-        """The document of `--format json` (`kvplan schema estimate` describes it)."""
-        from kvplan.documents.artifact import plan_document
-
-        return plan_document(self.plan)
-
-    def to_json(self) -> str:
-        import json
-
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
-
-
+@overload
 def estimate(
-    model: str | None = None, *, gpu: str | None = None, command: str | None = None, **options: Value
-) -> Answer:
-    """The memory of a server and the users it holds: one model, one kind of GPU, one context.
+    model: Model | None = None,
+    *,
+    gpu: str,
+    gpu_memory: Sizes | None = None,
+    command: str | None = None,
+    **options: Unpack[EstimateKeywords],
+) -> Answer: ...
+@overload
+def estimate(
+    model: Model | None = None, *, gpu_memory: Sizes, command: str | None = None, **options: Unpack[EstimateKeywords]
+) -> Answer: ...
+@overload
+def estimate(
+    model: Model | None = None, *, command: str, **options: Unpack[EstimateKeywords]
+) -> Answer | Estimates: ...
+@overload
+def estimate(model: Model | None = None, **options: Unpack[EstimateKeywords]) -> Estimates: ...
+def estimate(
+    model: Model | None = None,
+    *,
+    gpu: str | None = None,
+    gpu_memory: Sizes | None = None,
+    command: str | None = None,
+    **options: Any,
+) -> Answer | Estimates:
+    """The memory of a server and the users it holds: one model, one context, one kind of GPU, or six without one.
 
-    model    a catalog name, a path, or a Hub id; may be left out where `command` names one
+    model    a catalog name, a path, a Hub id, or a config.json as a dict; may be left out where `command` names one
     gpu      "a100-80g"; "8xh100-80g" splits every layer over eight
     command  a pasted command of a server, such as `vllm serve ...`, over which keywords win
     options  as on the command line: max_model_len=32768, tensor_parallel_size=2, mean_tokens="4k", ...
 
     Raises UsageError for what contradicts itself, UnsupportedModelError for what kvplan cannot size.
     """
-    from kvplan.asked.call import form_of
     from kvplan.asked.form import read_form
     from kvplan.asked.question import requests
     from kvplan.core.units import plural
-    from kvplan.planning.plan import plan
+    from kvplan.planning.plan import plan, plan_tables
+    from kvplan.report.answers import Answer, Estimates
 
-    form = form_of(options, model=model, gpu=gpu, from_command=command)
-    if not form.names_gpu:
-        raise UsageError("gpu", "missing", "name one (`kvplan gpus` lists them)")
+    form = _form(options, model, gpu=gpu, gpu_memory=gpu_memory, from_command=command)
     inputs = requests(read_form(form))
-    if len(inputs.requests) != 1:
+    if len(inputs.requests) == 1:
+        return Answer(plan(inputs.requests[0]), inputs.notes, inputs.warnings)
+    tables = plan_tables(inputs.requests, inputs.num_gpus)
+    if form.names_gpu or len(tables) > 1:
         raise UsageError("estimate", f"{plural(len(inputs.requests), 'plan')} requested", "kvplan.sweep takes several")
-    return Answer(plan(inputs.requests[0]), inputs.notes, inputs.warnings)
+    return Estimates(tables[0], inputs.notes, inputs.warnings)
 
 
-def sweep(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> list[dict[str, Any]]:
+def recommend(
+    model: Model | None = None,
+    *,
+    users: Sizes,
+    gpu: str | None = None,
+    gpu_memory: Sizes | None = None,
+    num_gpus: Sizes | None = None,
+    gpus: str | Iterable[str] | None = None,
+    prices: str | PathLike[str] | None = None,
+    fp8: bool = True,
+    fp8_weights: bool = False,
+    optimistic: bool = False,
+    command: str | None = None,
+    **options: Unpack[EstimateKeywords],
+) -> Recommendation:
+    """The cheapest GPUs and flags that hold so many users, or with `gpu` what that GPU needs to hold them.
+
+    gpus         to choose from; six common ones, or those with a price
+    prices       a file of dollars per GPU hour
+    fp8          allow an fp8 KV cache; fp8_weights: also weights quantized while loading
+    optimistic   use the likely number of users instead of the low end of the range
+
+    Memory alone: latency targets are the command line's (`kvplan recommend --slo`).
+    """
+    from dataclasses import replace
+
+    from kvplan.asked.call import written
+    from kvplan.planning.choice import Goal, choice_of
+    from kvplan.report.answers import Recommendation
+
+    form = replace(_form(options, model, gpu=gpu, gpu_memory=gpu_memory, from_command=command), several=False)
+    count = None if num_gpus is None else written("num_gpus", num_gpus)
+    names = None if gpus is None else written("gpus", gpus).split(",")
+    file = None if prices is None else written("prices", prices)
+    goal = Goal(written("users", users), names, count, file, fp8, fp8_weights, optimistic)
+    choice = choice_of(form, goal)
+    return Recommendation(choice.answer(), choice.inputs.notes, choice.inputs.warnings)
+
+
+def why(
+    log: str | PathLike[str],
+    *,
+    model: Model | None = None,
+    gpu: str | None = None,
+    gpu_memory: Sizes | None = None,
+    **options: Unpack[PlanKeywords],
+) -> Diagnosis:
+    """What happened to a server, by its log, and what to do about it.
+
+    log      a file, gzipped or not, or the text itself, which has several lines
+    options  what the log does not state
+    """
+    from dataclasses import replace
+
+    from kvplan.asked.call import PLAN_KEYWORDS
+    from kvplan.measure.serverlog.log import read_text
+    from kvplan.measure.why import diagnose
+    from kvplan.report.answers import Diagnosis
+
+    form = replace(_form(options, model, PLAN_KEYWORDS, gpu=gpu, gpu_memory=gpu_memory), several=False)
+    is_text = isinstance(log, str) and "\n" in log
+    lines = (log if isinstance(log, str) and is_text else read_text(str(log))).splitlines()
+    if not any(line.strip() for line in lines):
+        raise InvalidInputError("log", "is empty", "give the server's log from its first line")
+    return Diagnosis(diagnose(form, lines))
+
+
+def diff(
+    old: str,
+    new: str | None = None,
+    *,
+    policy: str | None = None,
+    gpu: str | None = None,
+    gpu_memory: Sizes | None = None,
+    **options: Unpack[EstimateKeywords],
+) -> Comparison:
+    """Two models on one GPU, two policies or two JSON answers compared; REV:PATH reads a file from git.
+
+    policy   the policy to compare between the revisions `old` and `new`
+    options  of models
+    """
+    from kvplan.policy.compared import compared, operands
+    from kvplan.report.answers import Comparison
+
+    form = _form(options, None, gpu=gpu, gpu_memory=gpu_memory)
+    difference, inputs = compared(*operands(old, new, policy), form)
+    return Comparison(difference, inputs.notes, inputs.warnings)
+
+
+def check(
+    policy: str | PathLike[str] = "kvplan.policy.yaml",
+    *,
+    gpu: str | None = None,
+    base: str | None = None,
+    today: datetime.date | None = None,
+    offline: bool = False,
+) -> Check:
+    """A policy's targets planned, and its rules judged; of a Kubernetes or compose file, whether its servers start.
+
+    gpu    of a manifest that names none
+    base   a revision: also judge what is weaker than there
+    today  the date that waivers and ages are judged by
+    """
+    from pathlib import Path
+
+    from kvplan.measure.check import checked, policy_at
+    from kvplan.report.answers import Check
+
+    path, notes = Path(policy), list[tuple[str, str]]()
+    result = checked(
+        policy_at(path, gpu, base), path, today=today, offline=offline, base=base,
+        tell=lambda kind, text: notes.append((kind, text)),
+    )  # fmt: skip
+    warnings = [text for kind, text in notes if kind == "warning"]
+    return Check(result, [text for kind, text in notes if kind != "warning"], [*warnings, *result.warnings])
+
+
+def explore(models: str | Iterable[str], *, users: Sizes | None = None, **options: Unpack[SweepKeywords]) -> Explorer:
+    """A page whose sliders select answers: `.save("explore.html")`, or the last line of a notebook's cell.
+
+    models   one or several
+    users    at once, at which the page opens
+    options  the choices on the page, lists or one value; the rest have choices of their own
+    """
+    from kvplan.asked.call import KEYWORDS, form_of, written
+    from kvplan.documents.explorer_grid import explorer_document
+    from kvplan.report.answers import Explorer
+
+    form = form_of(options, KEYWORDS | {"prices"})
+    count = None if users is None else written("users", users)
+    document, inputs = explorer_document(written("models", models), form, form.text("prices"), count)
+    return Explorer(document, inputs.notes, inputs.warnings)
+
+
+def list_models(name: str | None = None, *, family: str | None = None, max_params: Sizes | None = None) -> Listing:
+    """The catalog's models, as `kvplan models` lists them; `name` alone with all its data.
+
+    family      only models whose name, id or type contains this text
+    max_params  only models with at most so many parameters: "8B"
+    """
+    from kvplan.report.answers import Listing
+
+    size = None if max_params is None else str(max_params)
+    return Listing(("models", {"name": name, "family": family, "max_params": size})).read()
+
+
+def list_gpus(name: str | None = None) -> Listing:
+    """The GPUs that kvplan knows, as `kvplan gpus` lists them; `name` alone with all its data."""
+    from kvplan.report.answers import Listing
+
+    return Listing(("gpus", {"name": name})).read()
+
+
+def sweep(models: str | Iterable[str], **options: Unpack[SweepKeywords]) -> list[dict[str, Any]]:
     """One row for each combination, in the order of `kvplan sweep --format csv`: `pandas.DataFrame(rows)` takes them.
 
     models   one or several
@@ -198,7 +289,7 @@ def sweep(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> 
     return [dict(zip(SweepRow._fields, row, strict=True)) for row in rows]
 
 
-def sweep_frame(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> "pandas.DataFrame":
+def sweep_frame(models: str | Iterable[str], **options: Unpack[SweepKeywords]) -> pandas.DataFrame:
     """The rows of `sweep` as a pandas DataFrame: counts are whole numbers, what a row lacks is <NA>.
 
     Raises EnvironmentProblem where pandas is not installed.
@@ -210,6 +301,25 @@ def sweep_frame(models: str | Iterable[str], **options: "Value | Iterable[Value]
         raise EnvironmentProblem("sweep_frame", "pandas is not installed", remedy) from None
 
     return pandas.DataFrame(sweep(models, **options)).convert_dtypes()
+
+
+def _form(options: Mapping[str, Any], model: Model | None, known: Iterable[str] | None = None, **others: Any) -> Form:
+    """The form of a call: a config in place of a name is read itself, a file of a server's command as if pasted."""
+    from kvplan.asked.call import KEYWORDS, config_name, form_of
+    from kvplan.asked.form import with_file
+
+    keys = KEYWORDS if known is None else frozenset(known)
+    if isinstance(model, Mapping):
+        return form_of(options, keys, model=config_name(model), config=dict(model), **others)
+    return with_file(form_of(options, keys, model=model, **others))
+
+
+def __getattr__(name: str) -> Any:
+    if name in ANSWERS:
+        from kvplan.report import answers
+
+        return getattr(answers, name)
+    raise AttributeError(f"module 'kvplan' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,8 @@ from kvplan.core.near import meant, near_names
 SHORT: Final = {
     "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ctx": "max_model_len",
 }  # fmt: skip
-KEYWORDS: Final = frozenset((*PLAN_KEYS, *LENGTH_KEYS)) - {"model", "from_command"}
+PLAN_KEYWORDS: Final = frozenset(PLAN_KEYS) - {"model", "from_command"}
+KEYWORDS: Final = PLAN_KEYWORDS | set(LENGTH_KEYS)
 
 
 def form_of(keywords: Mapping[str, Any], known: Collection[str] = KEYWORDS, **named: Any) -> Form:
@@ -27,6 +28,12 @@ def form_of(keywords: Mapping[str, Any], known: Collection[str] = KEYWORDS, **na
             near = [SHORT[name]] if name in SHORT else near_names(name, known)
             raise UsageError(name, "no such keyword", meant(near, "`kvplan estimate --help` lists them"))
     return Form({key: written(key, value) for key, value in {**keywords, **named}.items() if value is not None})
+
+
+def config_name(config: Mapping[str, Any]) -> str:
+    """What a config without a file calls its model: its own name, or its kind."""
+    name = config.get("_name_or_path") or config.get("model_type")
+    return name if isinstance(name, str) and name.isprintable() and name else "model"
 
 
 def written(key: str, value: Any) -> Any:

@@ -1,5 +1,6 @@
 """A model from a path or the Hub: its config, and the sizes of its weights' files."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvplan.models.spec import ModelSpec, Quantization, Scheme
 if TYPE_CHECKING:
     from kvplan.models.tensors import Checkpoint
 
+CONFIG: Final = "the model's config"  # what errors call it
 FAR_OFF: Final = 0.02  # headers list a few buffers that are not parameters; beyond this, config and files disagree
 
 
@@ -24,12 +26,27 @@ def from_files(ref: str, known: str | None, source: Source) -> Resolved:
     """Facts of a path or a Hub id, or of the catalog's model `known` at a revision of its repository."""
     hub_id = catalog.facts(known)["id"] if known else ref
     model = from_path(ref, source) if is_path(ref) else from_hub(hub_id, source)
-    for note in model.spec.notes:
-        (model.warnings if isinstance(note, Oddity) else model.notes).append(note)
-    say_text_only(model, source)
+    say_notes(model, source)
     if model.spec.quantization is None and model.checkpoint is None and not source.weights_stated:
         say_named(model, Path(ref).resolve() if is_path(ref) else Path(model.spec.name))
     return model
+
+
+def from_config(name: str, source: Source) -> Resolved:
+    """Facts of a config that is there itself, without files."""
+    from kvplan.models.hf_config import read_config
+
+    values = json.loads(source.config or "")
+    spec = read_config(values, CONFIG, name, assume_dense=source.assume_dense, text_only=source.text_only)
+    model = Resolved(spec)
+    say_notes(model, source)
+    return model
+
+
+def say_notes(model: Resolved, source: Source) -> None:
+    for note in model.spec.notes:
+        (model.warnings if isinstance(note, Oddity) else model.notes).append(note)
+    say_text_only(model, source)
 
 
 # A quantization in a model's name -> the scheme of its linear layers, in the group size that is usual.

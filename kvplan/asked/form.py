@@ -1,13 +1,15 @@
 """Values as they are written, by key, and what they ask: command lines, policies and Python fill in the same form."""
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kvplan.asked.question import PASTED, Asked, Context, Source, is_path
 from kvplan.core.errors import Faults, KvplanError, UsageError
-from kvplan.core.files import printable
+from kvplan.core.files import exists, printable, read_text
 from kvplan.core.records import dataclass
 from kvplan.core.units import (
     AUTO,
@@ -169,6 +171,27 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
     )  # fmt: skip
 
 
+MOST_PASTED: Final = 2**20  # characters of a file
+PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", ".service", ".txt")
+
+
+def with_file(form: Form) -> Form:
+    """The form, in which a file that stands for a model has a server's command, as if pasted."""
+    name = form.text("model") or ""
+    may_be_file = "." in name and "from_command" not in form.values
+    if not may_be_file or not exists(name) or not Path(name).is_file():
+        return form
+    path = printable(name, 200)
+    if name.lower().endswith(".log"):
+        raise UsageError(f"model {path}", "is a log", f"read it with `kvplan why {shlex.quote(path)}`")
+    if not name.lower().endswith(PASTED_FILES):
+        return form
+    text = read_text(Path(name), MOST_PASTED)
+    return replace(
+        form.changed(model=None, from_command=text), origins={**form.origins, "from_command": Origin(path, "")}
+    )
+
+
 def with_gpu_of(command: "ServeCommand | None", form: Form) -> Form:
     """The form with the GPU that a pasted manifest names, unless one is stated."""
     resources = command.resources if command else None
@@ -180,7 +203,8 @@ def check_names(form: Form) -> None:
     faults = Faults()
     model, dtype, kv_dtype = (form.text(key) for key in ("model", "dtype", "kv_cache_dtype"))
     with faults.part():
-        if model is not None and is_catalog_name(model) and catalog.find(model) is None:
+        is_name = "config" not in form.values
+        if model is not None and is_name and is_catalog_name(model) and catalog.find(model) is None:
             raise catalog.unknown(model)
     with faults.part():
         if dtype is not None and dtype.isprintable():  # others are no text
@@ -207,7 +231,7 @@ def refuse_missing(*values: tuple[str, bool, str]) -> None:
 
 def source_of(form: Form, revision: str | None) -> Source:
     offline, dense, text_only = (form.is_on(key) for key in ("offline", "assume_dense", "text_only"))
-    return Source(revision, offline, dense, text_only, "weights_bytes" in form.values)
+    return Source(revision, offline, dense, text_only, "weights_bytes" in form.values, form.text("config"))
 
 
 def pool_notes(form: Form, args: EngineArgs) -> tuple[str, ...]:
@@ -365,6 +389,15 @@ def stated_arguments(form: Form, command: "ServeCommand | None") -> frozenset[st
 
         form = in_parts(form)
     return frozenset((*given(form), *engine_pairs(form), *(command.args if command else ())))
+
+
+def stated_except(form: Form, sought: Mapping[str, str]) -> frozenset[str]:
+    """Engine arguments that are given in any form. Refuse those that the question seeks, each with the reason."""
+    stated = stated_arguments(form, form.command())
+    for name, why in sought.items():
+        if name in stated:
+            raise UsageError(flag_of(name), why, "remove it")
+    return stated
 
 
 def given(form: Form) -> dict[str, Any]:

@@ -36,13 +36,17 @@ LoadOf = Callable[[Context, ModelSpec], Load]  # request lengths, once the conte
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How a model's config and files are read."""
+    """How a model's config and files are read.
+
+    config  the config itself, as JSON, with MODEL as its name; None: it is looked up by MODEL
+    """
 
     revision: str | None = None
     offline: bool = False
     assume_dense: bool = False
     text_only: bool = False
     weights_stated: bool = False
+    config: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +349,7 @@ def model_of(query: Asked) -> Resolved:
 
 def draft_of(query: Asked) -> Resolved | None:
     try:
-        return None if query.draft is None else resolve(query.draft, replace(query.source, revision=None))
+        return None if query.draft is None else resolve(query.draft, replace(query.source, revision=None, config=None))
     except KvplanError as error:
         raise error.changed(keys=("draft_model",)) from error
 
@@ -356,6 +360,10 @@ def resolve(ref: str, source: Source) -> Resolved:
     A catalog name wins over a path of the same name (use `./name` for the path); a revision selects the Hub.
     Raises UsageError with near matches for an unknown name.
     """
+    if source.config is not None:
+        from kvplan.asked.files import from_config  # only needed for a config from Python
+
+        return from_config(ref, source)
     if ref in ("", "-"):
         raise UsageError(
             f"model {ref!r}",
@@ -415,7 +423,7 @@ def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolv
     from kvplan.servers.plans.weights import ONLINE_METHODS
 
     own = catalog.find(name)
-    if own is None or source.revision is not None or model.spec.quantization is not None:
+    if own is None or source.revision is not None or source.config is not None or model.spec.quantization is not None:
         return model
     sibling = None if method in ONLINE_METHODS else catalog.quantized(own, method)
     if sibling is None:

@@ -4,13 +4,10 @@ Values stay text until kvplan/asked/form.py parses them, so that a flag, a paste
 and rejected by the same code (kvplan/servers/words/argument_values.py).
 """
 
-import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar
 
-from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, Origin, flag_of, read_form, stated_arguments
+from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, READING, Form, flag_of, read_form, stated_except, with_file
 from kvplan.asked.question import Inputs, requests
 from kvplan.cli.fields import (
     COLOR,
@@ -32,7 +29,6 @@ from kvplan.cli.fields import (
     option_field,
 )
 from kvplan.core.errors import UsageError
-from kvplan.core.files import exists, printable, read_text
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 from kvplan.servers.base import SERVERS
@@ -216,36 +212,15 @@ def form_of(options: PlanOptions) -> Form:
     return Form(given, options.takes_contexts)
 
 
-MOST_PASTED: Final = 2**20  # characters of a file
-PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", ".service", ".txt")
-
-
 def whole_form(options: PlanOptions) -> Form:
     """The values that a plan's options give; a file that stands for a model has a server's command, as if pasted."""
     form = form_of(options)
-    name = form.text("model") or ""
-    may_be_file = options.reads_file and "." in name and "from_command" not in form.values
-    if not may_be_file or not exists(name) or not Path(name).is_file():
-        return form
-    path = printable(name, 200)
-    if name.lower().endswith(".log"):
-        raise UsageError(f"model {path}", "is a log", f"read it with `kvplan why {shlex.quote(path)}`")
-    if not name.lower().endswith(PASTED_FILES):
-        return form
-    text = read_text(Path(name), MOST_PASTED)
-    return replace(
-        form.changed(model=None, from_command=text), origins={**form.origins, "from_command": Origin(path, "")}
-    )
+    return with_file(form) if options.reads_file else form
 
 
 def stated_by(options: PlanOptions, sought: Mapping[str, str]) -> frozenset[str]:
     """Engine arguments that are given in any form. Refuse those that the command seeks itself, each with the reason."""
-    form = whole_form(options)
-    stated = stated_arguments(form, form.command())
-    for name, why in sought.items():
-        if name in stated:
-            raise UsageError(flag_of(name), why, "remove it")
-    return stated
+    return stated_except(whole_form(options), sought)
 
 
 def refuse_given(options: object, names: Iterable[str], problem: str, remedy: str) -> None:

@@ -171,7 +171,7 @@ def stats(options: TraceStatsOptions) -> int:
 
 def profiles(options: TraceProfilesOptions) -> int:
     rows = [profile_row(profile(name)) for name in profile_names()]
-    from kvplan.cli.listing import listed
+    from kvplan.report.listing_text import listed
 
     response = listed(rows, "workloads", lambda: profiles_lines(rows), lambda: [profiles_list(rows)])
     output.answer(response, options.format, options.color)

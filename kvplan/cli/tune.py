@@ -12,13 +12,13 @@ from kvplan.asked.question import MODEL_CURE, Inputs
 from kvplan.cli import output
 from kvplan.cli.load import check_lengths, load_of
 from kvplan.cli.options import inputs_of, stated_by, whole_form
-from kvplan.cli.recommend import with_num_gpus
 from kvplan.cli.simulate import parse_tier, say_how_steady, with_generator
 from kvplan.cli.tune_options import TuneOptions
 from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
 from kvplan.planning.advise import reads_fp8
+from kvplan.planning.choice import counted
 from kvplan.planning.plan import Request, plan
 from kvplan.planning.recommend import is_fp8_already, with_args
 from kvplan.report.formats import rendered
@@ -64,7 +64,8 @@ def tune_command(options: TuneOptions) -> int:
 def answered(options: TuneOptions) -> TuneDocument:
     from kvplan.report.tune_text import HIGHEST_RATE, document
 
-    options = with_generator(with_num_gpus(options))
+    gpus, num_gpus = counted(options.gpu, options.num_gpus)
+    options = with_generator(replace(options, gpu=gpus, num_gpus=num_gpus))
     refuse_missing(
         ("MODEL", whole_form(options).names_model, MODEL_CURE),
         ("--gpu", whole_form(options).names_gpu, "name the GPU to serve on: h100-80g, or 8xh100-80g"),

@@ -1,9 +1,11 @@
 """plan(): a model, a GPU and flags -> where the memory goes, how many requests fit, and the command that starts it."""
 
+from collections.abc import Sequence
 from typing import Final
 
-from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.units import GIB, format_bytes
+from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import users_held
 from kvplan.servers.base import SERVERS, abilities_of, server_of, terms_of
@@ -236,6 +238,34 @@ def stage_of(plan: Plan) -> range:
         return range(spec.num_layers + plan.request.draft.num_layers)
     how = plan.pool.how
     return stage_layers(spec.num_layers, pp, rest_last=how.rest_last, partition=how.partition)[plan.stage]
+
+
+# --- several plans ----------------------------------------------------------------------------------------------------
+
+Outcome = tuple[GpuSpec, Plan | KvplanError]
+PlanTable = list[Outcome]  # of one context, by GPU
+
+
+def plan_tables(requests: Sequence[Request], num_gpus: int) -> list[PlanTable]:
+    """A table per context: a plan per GPU, or why there is none. If none can be made at all, raise the first reason."""
+    outcomes = [outcome(request, alone=num_gpus == 1) for request in requests]
+    errors = [reply for _, reply in outcomes if isinstance(reply, KvplanError)]
+    if len(errors) == len(outcomes):
+        raise errors[0]
+    return [outcomes[start : start + num_gpus] for start in range(0, len(outcomes), num_gpus)]
+
+
+def outcome(request: Request, *, alone: bool) -> Outcome:
+    try:
+        return request.gpu, plan(request)
+    except KvplanError as error:
+        if alone:
+            raise
+        return request.gpu, error
+
+
+def plans_of(tables: Sequence[PlanTable]) -> list[Plan]:
+    return [reply for table in tables for _, reply in table if isinstance(reply, Plan)]
 
 
 # --- sources of facts and rules ---------------------------------------------------------------------------------------

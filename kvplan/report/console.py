@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.table import Table, wrapped
 from kvplan.core.units import GB, GIB, KIB, TB, format_bytes, format_gib, format_size, plural
+from kvplan.documents import artifact
 from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow
-from kvplan.planning.plan import Plan, context_word, is_published
+from kvplan.planning.plan import Plan, PlanTable, context_word, is_published, plans_of
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, SCREEN, Line, Paragraph, Part, laid_out, line
 from kvplan.servers.base import Abilities, Terms, abilities_of, flag_of, terms_of
 from kvplan.servers.plans.plan import budget_sizes
@@ -23,6 +25,8 @@ from kvplan.sizing.weights import num_params, stored_bytes
 if TYPE_CHECKING:
     from kvplan.documents.listing import GpuRow, ModelRow
     from kvplan.documents.plan import Assumption, Fix, KvCache, Memory, PlanDocument, Refusal
+    from kvplan.report.drawing import Figure
+    from kvplan.report.page import Block
     from kvplan.servers.base import Section
 
 BAR = 26
@@ -43,6 +47,34 @@ UNPLANNED = ("lora", "activations", "cuda_graphs", "non_torch")  # if a server r
 STYLES = {"weights": "cyan", "draft": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
+def shapes(tables: Sequence[PlanTable], *, explain: bool = False) -> CommandAnswer:
+    """The answer for each format; machine formats leave out the GPUs that have no plan."""
+    plans = plans_of(tables)
+
+    def document() -> Any:
+        single = len(tables) == len(tables[0]) == 1
+        return plan_document(plans[0]) if single else artifact.plans_document(plans)
+
+    def rows() -> Table:
+        from kvplan.report import text
+
+        return text.plans_table(plans)
+
+    def page() -> list[Block]:
+        from kvplan.report import text
+
+        return text.plans_page(plans, explain=explain)
+
+    def figures() -> list[Figure]:
+        from kvplan.report import text
+
+        return text.memory_bars(plans)
+
+    servers = [plan.request.release.label for plan in plans]
+    screen = lambda blocks: table_parts(tables, blocks=blocks, explain=explain)  # noqa: E731
+    return CommandAnswer(screen, document, rows, page, figures, servers)
+
+
 def plan_parts(plan: Plan, *, blocks: bool = True, explain: bool = False) -> list[Part]:
     """The answer on one screen; with `explain`, followed by every formula."""
     lines = plan_lines(plan_document(plan), blocks=blocks)
@@ -51,6 +83,27 @@ def plan_parts(plan: Plan, *, blocks: bool = True, explain: bool = False) -> lis
     from kvplan.planning.explain import explain as explained  # only on request
 
     return [*lines, *explain_lines(explained(plan))]
+
+
+def table_parts(tables: Sequence[PlanTable], *, blocks: bool = True, explain: bool = False) -> list[Part]:
+    """For one GPU: the whole answer, or a row per context. For several: a row per GPU, in a table per context."""
+    plans, parts = plans_of(tables), list[Part]()
+    if len(tables[0]) > 1:
+        for number, table in enumerate(tables):
+            parts += [line()] if number else []
+            reasons = {str(reply) for _, reply in table}
+            if plans_of([table]) or len(reasons) > 1:
+                parts += gpu_parts(table)
+            else:
+                parts.append(line(f"on none of these GPUs: {reasons.pop()}", "red"))
+    elif len(plans) > 1:
+        parts += context_parts(plans)
+    else:
+        parts += plan_parts(plans[0], blocks=blocks, explain=explain)
+    if explain and (len(tables) > 1 or len(tables[0]) > 1):
+        for each_plan in plans:
+            parts += [line(), *plan_parts(each_plan, blocks=blocks, explain=True)]
+    return parts
 
 
 def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:

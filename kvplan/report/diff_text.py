@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.core.units import GIB, format_gib, format_size, plural
+from kvplan.documents.diff import diff_document
 from kvplan.planning.attribute import InputChange, InputStep, Kind, Number
 from kvplan.planning.diff import (
     LABELS,
@@ -19,6 +20,7 @@ from kvplan.planning.diff import (
     users_of,
 )
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Line, Paragraph, Part, line
 from kvplan.report.page import Block, bullets, size_of
 from kvplan.report.policy_text import MAX_COMMENT_BYTES, NOTE_BYTES
@@ -140,6 +142,18 @@ STEP_TITLES = ("one change at a time", *(NAMES[path] for path in STEP_FIGURES))
 
 
 # --- on the screen ----------------------------------------------------------------------------------------------------
+
+
+def shapes(result: Difference) -> CommandAnswer:
+    """The answer for each format."""
+    return CommandAnswer(
+        lambda _: diff_lines(result),
+        lambda: diff_document(result),
+        lambda: diff_table(result),
+        lambda: diff_page(result),
+        lambda: memory_bars(result),
+        [side.server for pair in result.comparisons for side in (pair.old, pair.new) if side.server],
+    )
 
 
 def diff_lines(result: Difference) -> list[Part]:

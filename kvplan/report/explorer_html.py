@@ -10,6 +10,12 @@ from kvplan.report.templates import rendered_page, source_of
 MOST_BYTES: Final = 2_000_000
 
 
+def summary(document: ExplorerDocument) -> str:
+    """ "2,400 plans of qwen3-8b"."""
+    names = ", ".join(dict.fromkeys(chart["model"] for chart in document["charts"]))
+    return f"{document['plans']:,} plans of {names}"
+
+
 def explorer_html(document: ExplorerDocument) -> str:
     """Render the page. Raise UsageError if it would be larger than MOST_BYTES."""
     script = source_of("explorer.js")

@@ -12,6 +12,7 @@ from kvplan.core.table import Markdown, Table, Value
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
+from kvplan.planning.choice import Chosen
 from kvplan.planning.plan import Plan, Request, serve_command
 from kvplan.planning.recommend import (
     SMALL_STEPS,
@@ -26,6 +27,7 @@ from kvplan.planning.recommend import (
 )
 from kvplan.planning.users import running_users
 from kvplan.report.drawing import Figure, bars
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Line, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 
@@ -70,6 +72,22 @@ def document(
     doc["pace"] = None if best is None else pace_document(best, question.users)
     doc["answer"] = headline(doc)
     return doc
+
+
+def document_of(chosen: Chosen) -> typed.RecommendationDocument:
+    return document(chosen.question, chosen.request, chosen.price_source, chosen.search, chosen.needs)
+
+
+def shapes(doc: typed.RecommendationDocument, limit: int) -> CommandAnswer:
+    """The answer for each format, with so many placements."""
+    return CommandAnswer(
+        lambda _: table_lines(doc, limit),
+        lambda: doc,
+        lambda: rows_table(doc),
+        lambda: page(doc, limit),
+        lambda: cost_bars(doc, limit),
+        [doc["question"]["engine"]],
+    )
 
 
 def placement_document(placement: Placement, users: int) -> typed.Placement:

@@ -7,16 +7,31 @@ from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import GIB, format_gib
 from kvplan.documents.cure import CureDocument
-from kvplan.documents.diagnosis import DiagnosisDocument, Memory
+from kvplan.documents.diagnosis import DiagnosisDocument, Memory, diagnosis_document
+from kvplan.measure.diagnosis import Diagnosis
 from kvplan.measure.why_words import error_of
 from kvplan.report.console import LABELS, STYLES, bar
 from kvplan.report.cure_text import cure_text
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
+from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Line, line
 from kvplan.report.page import Block, bold, code
 from kvplan.servers.plans.plan import budget_sizes
 
 WITHOUT_FIGURES = ("host_memory_or_shm", "encoder_cache_too_small")  # causes to which a plan adds nothing
+
+
+def shapes(diagnosis: Diagnosis) -> CommandAnswer:
+    """The answer for each format."""
+    document = diagnosis_document(diagnosis)
+    return CommandAnswer(
+        lambda blocks: why_lines(document, blocks=blocks),
+        lambda: document,
+        lambda: cure_table(document),
+        lambda: why_page(document),
+        lambda: why_bars(document),
+        [] if diagnosis.plan is None else [diagnosis.plan.request.release.label],
+    )
 
 
 def why_lines(doc: DiagnosisDocument, *, blocks: bool = True) -> list[Line]:

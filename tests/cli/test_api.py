@@ -74,12 +74,23 @@ def test_pandas_takes_the_rows() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: kvplan.estimate("llama-3.1-8b"), kvplan.UsageError, "gpu: missing"),
         (lambda: kvplan.estimate(gpu="l40s"), kvplan.UsageError, "MODEL: missing"),
-        (lambda: kvplan.estimate("qwen3-8b", gpu="l40s", tp=2), kvplan.UsageError, "did you mean tensor_parallel_size"),
+        (
+            lambda: kvplan.estimate("qwen3-8b", gpu="l40s", tp=2),  # type: ignore[call-overload]
+            kvplan.UsageError,
+            "did you mean tensor_parallel_size",
+        ),
         (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s,h200"), kvplan.UsageError, "kvplan.sweep takes several"),
-        (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", max_model_length=1), kvplan.UsageError, "max_model_len"),
-        (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", format="csv"), kvplan.UsageError, "no such keyword"),
+        (
+            lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", max_model_length=1),  # type: ignore[call-overload]
+            kvplan.UsageError,
+            "max_model_len",
+        ),
+        (
+            lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", format="csv"),  # type: ignore[call-overload]
+            kvplan.UsageError,
+            "no such keyword",
+        ),
         (lambda: kvplan.sweep("llama-3.1-8c", gpu="l40s"), kvplan.UsageError, "did you mean llama-3.1-8b"),
         (lambda: kvplan.estimate("./nowhere", gpu="l40s"), kvplan.InvalidInputError, "nowhere"),
     ],
@@ -154,7 +165,7 @@ def test_an_answer_survives_pickle_and_is_compared_by_what_it_says(keywords: dic
 def test_an_answer_is_read_only() -> None:
     answer = kvplan.estimate("llama-3.1-8b", gpu="l40s", max_model_len=8192)
     with pytest.raises(AttributeError, match="plan cannot be set"):
-        answer.plan = None  # type: ignore[assignment]
+        answer.plan = None  # type: ignore[misc, assignment]
 
 
 def test_no_hint_names_the_package_of_the_index() -> None:

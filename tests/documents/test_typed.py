@@ -42,10 +42,10 @@ ARGUMENTS = "of the servers' arguments, which the argument table reads and check
 JSON_OPTION = "of a JSON option, whose keys and values are checked by the type made of it"
 LEFT = {
     ("report/run_record.py", "number"): READ,
-    ("cli/check_evidence.py", "_read"): READ,
-    ("cli/check_evidence.py", "of_reconciliation"): READ,
-    ("cli/check_evidence.py", "stated_error"): READ,
-    ("cli/diff.py", "kind"): READ,
+    ("measure/evidence.py", "_read"): READ,
+    ("measure/evidence.py", "of_reconciliation"): READ,
+    ("measure/evidence.py", "stated_error"): READ,
+    ("policy/compared.py", "kind"): READ,
     ("cli/engine_options.py", "speculative_of"): JSON_OPTION,
     ("asked/form.py", "add_pair"): ARGUMENTS,
     ("asked/form.py", "contexts_of"): ARGUMENTS,

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from kvplan.cli.why import diagnose
-from kvplan.cli.why_options import WhyOptions
+from kvplan.asked.form import Form
 from kvplan.documents.diagnosis import DiagnosisDocument, diagnosis_document
 from kvplan.measure.failure import read_failure
+from kvplan.measure.why import diagnose
 from kvplan.report.why_text import why_lines
 from kvplan.servers.logs.obstacles import LORA_RANKS, OBSTACLES
 
@@ -31,12 +31,12 @@ def test_the_lines_of_a_public_thread_tell_its_cause(case: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("case", [case for case in CASES if "cure" in case], ids=lambda case: case["source"])
 def test_the_fix_that_a_thread_confirms_is_among_the_first_three(case: dict[str, Any]) -> None:
-    fixes = diagnose(WhyOptions(), case["text"]).cures[:3]
+    fixes = diagnose(Form(), case["text"]).cures[:3]
     assert any(case["cure"].lower() in f"{' '.join(fix.flags)} {fix.text}".lower() for fix in fixes)
 
 
 def answer(*lines: str) -> dict[str, Any]:
-    return dict(diagnosis_document(diagnose(WhyOptions(), lines)))
+    return dict(diagnosis_document(diagnose(Form(), lines)))
 
 
 @pytest.mark.parametrize(

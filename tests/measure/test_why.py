@@ -9,15 +9,15 @@ from typing import Any, get_args
 
 import pytest
 
+from kvplan.asked.form import Form
 from kvplan.asked.pasted import read_command
-from kvplan.cli.why import diagnose
-from kvplan.cli.why_options import WhyOptions
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
 from kvplan.documents.diagnosis import diagnosis_document
 from kvplan.hardware.gpu import gpu
 from kvplan.measure import why_words
 from kvplan.measure.serverlog.asked import asked_words, changed
+from kvplan.measure.why import diagnose
 from kvplan.measure.why_words import error_of, reason_of
 from kvplan.models import catalog
 from kvplan.planning.case import Case, Cure
@@ -403,7 +403,7 @@ def test_nothing_is_no_log(run: Run, tmp_path: Path) -> None:
 def test_a_damaged_log_is_answered_or_refused() -> None:
     """Numbers replaced, lines lost and characters put in: never a crash, and never a cure that does not start."""
     text = LOG.read_text(encoding="utf-8")
-    options = WhyOptions(gpu=["rtx-4090"])
+    form = Form({"gpu": ["rtx-4090"]})
     random = Random(17)
     for _ in range(40):
         lines = text.splitlines()
@@ -421,7 +421,7 @@ def test_a_damaged_log_is_answered_or_refused() -> None:
                     place = random.randrange(len(lines[index]) + 1)
                     lines[index] = lines[index][:place] + random.choice("{}'\"\x1b\u00e9,") + lines[index][place:]
         try:
-            answer = diagnosis_document(diagnose(options, lines))
+            answer = diagnosis_document(diagnose(form, lines))
         except KvplanError:
             continue
         assert all(cure["effect"] is not None for cure in answer["cures"] if cure["starts"])
@@ -538,6 +538,6 @@ def test_a_logged_compilation_config_is_read_as_its_user_wrote_it(logged: str, s
         "79.25 GiB of which 0.10 GiB is free.",
         '  File "/usr/lib/vllm/v1/worker/gpu_model_runner.py", line 912, in capture_model',
     ]
-    diagnosis = diagnose(WhyOptions(gpu=["a100-80g"]), lines)
+    diagnosis = diagnose(Form({"gpu": ["a100-80g"]}), lines)
     assert diagnosis.plan is not None
     assert diagnosis.plan.request.args.compilation_config == stated

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from kvplan.cli.why import diagnose
-from kvplan.cli.why_options import WhyOptions
+from kvplan.asked.form import Form
 from kvplan.documents.diagnosis import diagnosis_document
+from kvplan.measure.why import diagnose
 
 BANNER = "INFO 11-20 10:00:00 [api_server.py:1755] vLLM API server version 0.23.0"
 ARGS = "INFO [utils.py:233] non-default args: {{'model_tag': '{0}', 'model': '{0}', 'port': 8011{1}}}"
@@ -12,7 +12,7 @@ TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB.
 
 
 def answer(*lines: str, **options: Any) -> dict[str, Any]:
-    return dict(diagnosis_document(diagnose(WhyOptions(**options), lines)))
+    return dict(diagnosis_document(diagnose(Form(options), lines)))
 
 
 def flags(document: dict[str, Any]) -> list[str]:

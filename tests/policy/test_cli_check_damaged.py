@@ -9,8 +9,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvplan.cli.check import checked
 from kvplan.core.errors import KvplanError
+from kvplan.measure.check import checked
+from kvplan.policy import file as policy_file
 from kvplan.policy.result import CheckResult, Figures
 from tests.support.parts import some
 from tests.support.policies import EXAMPLE
@@ -73,7 +74,7 @@ def damage(top: Any, path: tuple[Any, ...], value: Any) -> None:
 def answer(path: Path) -> CheckResult | KvplanError:
     """The result or the error, checked for what both promise."""
     try:
-        result: CheckResult | KvplanError = checked(path, offline=True, quiet=True)
+        result: CheckResult | KvplanError = checked(policy_file.read(path), path, offline=True)
     except KvplanError as error:
         result = error
     if isinstance(result, KvplanError):

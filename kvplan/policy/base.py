@@ -1,4 +1,4 @@
-"""`kvplan check --base REV`: the policy and its baseline at a revision, and what has been weakened since."""
+"""A policy and its baseline at a revision, and what has been weakened since."""
 
 import filecmp
 import os
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvplan.cli.diff import PATH_KEYS, words
 from kvplan.core import git, strict_yaml
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable, read_text
@@ -18,6 +17,7 @@ from kvplan.policy import changes as policy_changes
 from kvplan.policy import file as policy_file
 from kvplan.policy import judge
 from kvplan.policy.changes import State, changes_result, finding
+from kvplan.policy.compared import PATH_KEYS, words
 from kvplan.policy.file import Policy, Target, exists
 from kvplan.policy.gauges import Case
 from kvplan.policy.result import Figures, Finding, TargetResult

@@ -1,0 +1,117 @@
+"""A policy's targets planned, and its rules judged, with what was measured of them."""
+
+import datetime
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvplan.core.errors import Faults, UsageError
+from kvplan.planning.plan import Plan
+from kvplan.policy import file as policy_file
+from kvplan.policy import judge, manifests
+from kvplan.policy.file import Policy, Workload
+from kvplan.policy.gauges import Case, read_trace
+from kvplan.policy.judge import Against, Evidence
+from kvplan.policy.result import CheckResult, TargetResult
+from kvplan.policy.targets import Loads, baseline_figures, planned
+
+SIMULATED_REQUESTS = 2000  # of a profile, which is endless; p99 and a 1% rule rest on 20 of them
+
+
+def policy_at(path: Path, gpu: str | None = None, base: str | None = None) -> Policy:
+    """The policy in a file; of a manifest, that its containers start.
+
+    gpu   of a manifest that names none
+    base  a revision to compare with, which only a policy has
+    """
+    if not manifests.is_manifest(path):
+        return policy_file.read(path)
+    if base is not None:
+        raise UsageError("--base", "compares policies, not manifests", "name the manifest in a policy's target")
+    return manifests.policy_of(path, gpu)
+
+
+def checked(
+    policy: Policy,
+    path: Path,
+    *,
+    today: datetime.date | None = None,
+    offline: bool = False,
+    tell: Callable[[str, str], None] | None = None,
+    update: bool = False,
+    base: str | None = None,
+) -> CheckResult:
+    """Judge a policy. Raise InvalidInputError with the line of an error in its file, which is at `path`.
+
+    tell    takes the notes from reading the targets, each with its kind
+    update  judge the rules with the current figures as the baseline
+    base    a revision: also judge what is weaker than there
+    """
+    loads: Loads = {}
+    cases: list[Case] = []
+    faults = Faults()
+    for target in policy.targets:
+        with faults.part():
+            cases.append(planned(target, policy, offline=offline, tell=tell, loads=loads))
+    faults.refuse()
+    evidence = None
+    if policy.measured is not None:
+        evidence = evidence_of(policy, cases)
+    against = Against(
+        today=today or datetime.datetime.now(datetime.UTC).date(),
+        baseline={case.target.id: judge.figures(case) for case in cases} if update else baseline_figures(policy),
+        evidence=evidence,
+        preemption_rate=preemption_rate,
+    )
+    result = judge.judge(policy, cases, against)
+    changed: tuple[TargetResult, ...] = ()
+    if base is not None:
+        from kvplan.policy.base import since_base  # only with a base
+
+        changed = (since_base(base, policy, path, cases, against.baseline, offline=offline),)
+    return replace(result, targets=(*result.targets, *changed))
+
+
+def evidence_of(policy: Policy, cases: list[Case]) -> Evidence:
+    from kvplan.measure.evidence import read_evidence
+
+    assert policy.measured is not None
+    return read_evidence(policy.measured, cases)
+
+
+def preemption_rate(plan: Plan, workload: Workload) -> float | str:
+    """Fraction of a workload's requests that are preempted or not served, or a text that says why it is unknown.
+
+    Equal servers with equal workloads are simulated once.
+    """
+    request = plan.request
+    key = (
+        request.spec, request.gpu, request.args, request.release, request.weights_bytes, workload.profile,
+        workload.trace, workload.rate_per_s, workload.tpot_s,
+    )  # fmt: skip
+    if key not in SIMULATED:
+        SIMULATED[key] = simulated(plan, workload)
+    return SIMULATED[key]
+
+
+SIMULATED: dict[Any, float | str] = {}
+
+
+def simulated(plan: Plan, workload: Workload) -> float | str:
+    from kvplan.simulate.preempted import preempted_share
+    from kvplan.simulate.source import Source, from_profile, from_trace
+
+    source: Source
+    if workload.trace is not None:
+        source = from_trace(read_trace(workload.trace), None)
+    elif workload.profile is not None:
+        from kvplan.workloads.profiles import profile
+
+        source = from_profile(profile(workload.profile), SIMULATED_REQUESTS, seed=0, shared_prefix=None)
+    else:
+        return "the workload names neither a profile nor a trace"
+    rate = workload.rate_per_s or source.rate
+    if rate is None:
+        return f"{source.name} has no rate; add one to the workload"
+    return preempted_share(plan, source, rate, workload.tpot_s)
