@@ -38,6 +38,14 @@ def check_alone(options: RecommendOptions) -> None:
         refuse_given(options, NOT_WITH_TARGETS, "does not apply with --slo", "use --prompt-tokens or --profile")
 
 
+def say_progress(text: str) -> None:
+    output.tell("progress", text)
+
+
+def silent(text: str) -> None:
+    return None
+
+
 def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> TimedRecommendationDocument:
     assert options.slo is not None
     promises = slo.parse_slo(options.slo)
@@ -46,6 +54,12 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     if load.amount is None or len(load.stages) > 1:
         raise UsageError("--rate", "must be one number of requests per second", "write --rate 4")
     users = load.users if load.is_closed else None
+    if users is not None and load.source.num_requests < users:
+        raise UsageError(
+            f"--num-requests {load.source.num_requests:,}",
+            f"are fewer than the {users:,} users, who would never run at once",
+            f"write {2 * users} or more",
+        )
     spare = 0 if options.spare in (None, "0") else parse_count(options.spare or "", "--spare", 1000)
     demand = Demand(
         load.source, None if load.is_closed else load.peak, users, promises, spare,
@@ -59,7 +73,7 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     assert isinstance(context, int), "the command states one"
     rows = islice(load.source.requests(1.0), load.source.num_requests)
     check_lengths(rows, context, first.request.spec, promises, quiet=options.quiet)
-    placements = placed(question, inputs.requests, demand)
+    placements = placed(question, inputs.requests, demand, silent if options.quiet else say_progress)
     first_request = inputs.requests[0]
     return timed_text.document(
         first_request, f"{load.source.name}, {load.how}", demand, placements,

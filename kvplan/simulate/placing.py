@@ -4,7 +4,7 @@ A placement's rate is first bounded in closed form; the cheapest by that bound a
 load evenly: each gets an equal share of the rate, as with random routing, or of the users.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil, inf
@@ -26,6 +26,7 @@ from kvplan.simulate.work import StepWork
 SAMPLE: Final = 500  # requests whose mean lengths represent the load in the closed form
 SHORT_LIST: Final = 4  # number of placements to simulate
 MOST_SERVERS: Final = 4096
+MOST_NAMED: Final = 3  # GPUs in a line on the closed form
 ALONE: Final = "with a single request a token takes longer than the target"
 
 
@@ -115,8 +116,13 @@ class Placed:
     missed: tuple[Missed, ...]
 
 
-def placed(question: Question, requests: Iterable[Request], demand: Demand) -> Placed:
-    """Return the cheapest placements that meet the targets, among the GPUs and splits that pass the closed form."""
+def placed(
+    question: Question, requests: Iterable[Request], demand: Demand, tell: Callable[[str], None] = lambda text: None
+) -> Placed:
+    """Return the cheapest placements that meet the targets, among the GPUs and splits that pass the closed form.
+
+    tell  takes a line on the closed form, before any simulation, and one on each placement that was simulated
+    """
     means = means_of(demand.source)
     candidates: list[Candidate] = []
     missed: list[Missed] = []
@@ -129,6 +135,8 @@ def placed(question: Question, requests: Iterable[Request], demand: Demand) -> P
                 elif not changes:
                     missed.append(outcome)
     candidates.sort(key=lambda option: option.cost(option.servers))
+    if candidates:
+        tell(f"by the closed form at least {bounds_text(candidates)}; simulating them, the cheapest first")
     timed: list[Timed] = []
     bounded: list[Candidate] = []
     for option in candidates:
@@ -139,10 +147,28 @@ def placed(question: Question, requests: Iterable[Request], demand: Demand) -> P
         timed_or_missed = fewest_servers(option, demand)
         if isinstance(timed_or_missed, Timed):
             timed.append(timed_or_missed)
+            tell(f"{gpus_text(option, timed_or_missed.servers)} keep the targets")
         else:
             missed.append(timed_or_missed)
+            tell(f"{option.gpu}: {timed_or_missed.reason}")
     timed.sort(key=lambda choice: choice.candidate.cost(choice.servers))
     return Placed(tuple(timed), tuple(bounded), tuple(missed))
+
+
+def bounds_text(candidates: Sequence[Candidate]) -> str:
+    """The cheapest few GPUs with their least number: "3 x b200 or 6 x h200"."""
+    least: dict[str, Candidate] = {}
+    for option in candidates:
+        least.setdefault(option.gpu, option)
+    *others, last = [gpus_text(option, option.servers) for option in islice(least.values(), MOST_NAMED)]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def gpus_text(option: Candidate, servers: int) -> str:
+    """ "8 x h200 ($30.40 per hour)"."""
+    count = option.gpus(servers)
+    price = "" if option.price_per_hour is None else f" (${count * option.price_per_hour:,.2f} per hour)"
+    return f"{count:,} x {option.gpu}{price}"
 
 
 def dearer(option: Candidate, best: tuple[Any, ...], timed: Sequence[Timed]) -> bool:
