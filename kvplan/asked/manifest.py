@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from kvplan.asked import container, ray
@@ -21,7 +22,7 @@ from kvplan.asked.snippet import flag_words
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.servers.base import SERVERS, is_named, programs
+from kvplan.servers.base import SERVERS, is_named, programs, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.command import Resources
 from kvplan.servers.words.shell import is_shell, names_server
@@ -460,7 +461,7 @@ def serves(entrypoint: list[str], words: list[str], image: str) -> bool:
     """True if a container starts a server: by its words, or with arguments for the image's own entrypoint."""
     script = container.script_of(words)
     if script is not None:
-        return any(re.search(pattern, script) for pattern in SERVER_COMMANDS)
+        return any(re.search(pattern, script) for pattern in server_commands())
     if names_server(words):
         return True
     if entrypoint:
@@ -469,10 +470,14 @@ def serves(entrypoint: list[str], words: list[str], image: str) -> bool:
     return bool(words) and (has_model or (is_server_image(image) and not is_shell(words[0])))
 
 
-SERVER_COMMANDS: Final = (
-    *(rf"(?:\b|/){server}\s+serve\b|-m\s+{server}\.(?:entrypoints|launch_server)" for server in SERVERS),
-    r"(?:\b|/)llama-server\s",
-)
+@cache
+def server_commands() -> tuple[str, ...]:
+    """Patterns of the commands that start a server: its name with `serve`, its module, or its program."""
+    patterns = []
+    for name in SERVERS:
+        program = r"\s+".join(map(re.escape, server_of(name).launch().program))
+        patterns.append(rf"(?:\b|/){name}\s+serve\b|-m\s+{name}\.(?:entrypoints|launch_server)|(?:\b|/){program}\s")
+    return tuple(patterns)
 
 
 def is_server_image(image: str) -> bool:

@@ -34,9 +34,14 @@ LABELS = {
     "gpu_memory_utilization": "GPU memory utilization",
     "mem_fraction_static": "Static memory fraction",
 }
-# Servers with a fraction of the memory to choose; the page has no sliders for layers.
-BY_SHARE = tuple(name for name in SERVERS if not abilities_of(name).fits_context)
-SHARE_NAMES = {terms_of(name).share_argument for name in BY_SHARE}
+
+
+def by_share() -> list[str]:
+    """Servers with a fraction of the memory to choose; the page has no sliders for layers."""
+    return [name for name in SERVERS if not abilities_of(name).fits_context]
+
+
+SHARE_NAMES = {terms_of(name).share_argument for name in by_share()}
 
 
 def refuse_single(form: Form) -> None:
@@ -62,9 +67,9 @@ def explorer_document(
     if not models:
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
     refuse_single(form)
-    releases = dict.fromkeys(parse_engine(text) for text in parts(form.text("engine"), "--engine") or BY_SHARE)
+    releases = dict.fromkeys(parse_engine(text) for text in parts(form.text("engine"), "--engine") or by_share())
     for release in releases:
-        if release.engine not in BY_SHARE:
+        if release.engine not in by_share():
             problem = "places layers, for which the page has no sliders"
             raise UsageError(f"--engine {release.engine}", problem, "use `kvplan sweep`, which has its flags")
     reading, errors = Inputs([], 0), list[KvplanError]()

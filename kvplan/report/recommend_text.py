@@ -271,7 +271,7 @@ UNCHECKED = "speed not checked"
 def pace_text(doc: typed.RecommendationDocument) -> str:
     """What can be said of the speed without a simulation."""
     pace = doc["pace"]
-    check = "--slo ttft.p90=2s,tpot=50ms with --prompt-tokens and --output-tokens simulates it"
+    check = "add --slo ttft=2s,tpot=50ms to simulate the load"
     if pace is None:
         return f"The speed of this model is not modeled; {check}" if doc["holds"] else ""
     most, least, likely = (1000 / time for time in (pace["low_ms"], pace["high_ms"], pace["likely_ms"]))

@@ -125,7 +125,8 @@ def differences(row: dict[str, Any], model: GGUFModel) -> Iterator[str]:
         settings = choice.settings
         used = len(server.measure(settings).placement.devices)
         yield from fit_differences(settings, choice.problem, used, row["fit"])
-    measured = server.measure(settings)
+    allocated = inputs.get("environment", {}).get("ORACLE_REAL") == "1"  # else what it expects
+    measured = server.allocate(settings) if allocated else server.measure(settings)
     for name, value in (("n_ctx", measured.context.total), ("n_ctx_seq", measured.context.cells)):
         if value != row[name]:
             yield f"{name} {value} for {row[name]}"

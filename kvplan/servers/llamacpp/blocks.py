@@ -49,6 +49,8 @@ class Blocks(Graph):
         super().__init__()
         self.shape, self.placement, self.context, self.settings = shape, placement, context, settings
         self.batch, self.flash = batch, flash
+        # V is stored by element if it is known from the start that there is no flash attention.
+        self.by_element = settings.flash == "off"
         self.host = PINNED if placement.devices else HOST
         self.assigned: dict[int, int] = {}  # tensors that the server pins to a place
         self.attentions: list[tuple[int, Tensor]] = []  # (layer, flash attention)
@@ -119,7 +121,7 @@ class Blocks(Graph):
                 case "k":
                     kind, ne = self.settings.cache_k, dims(shape.kv_widths(layer)[0], cells, streams)
                 case "v":
-                    kind, ne = self.settings.cache_v, dims(v_width(shape, layer, self.flash), cells, streams)
+                    kind, ne = self.settings.cache_v, dims(v_width(shape, layer, self.settings), cells, streams)
                 case "r":
                     kind, ne = "F32", dims(shape.conv_state, slots)
                 case _:
@@ -178,7 +180,7 @@ class Blocks(Graph):
         k_rows = self.input("I64", batch.tokens)
         v_rows = None
         if not only_k:
-            widest = max(v_width(shape, i, False) for i in range(shape.num_blocks)) if not self.flash else 1
+            widest = v_width(shape, 0, settings) if self.by_element else 1
             v_rows = self.input("I64", batch.tokens * widest)
         streams = self.context.streams
         mask = self.input("F16" if self.flash else "F32", cells, batch.tokens // streams, 1, streams)
@@ -266,7 +268,7 @@ class Blocks(Graph):
     def store_v(self, layer: int, v: Tensor, inputs: Inputs) -> None:
         assert inputs.v_rows is not None
         width, tokens, cache = v.ne[0] * v.ne[1], v.ne[2], self.cache("v", layer)
-        if self.flash:
+        if not self.by_element:
             flat = self.view(v, dims(width, tokens), (v.nb[2],))
             if cache.ne[2] > 1:
                 cache = self.reshape(cache, width, cache.ne[1] * cache.ne[2])
@@ -287,7 +289,7 @@ class Blocks(Graph):
     def v_cells(self, layer: int) -> Tensor:
         cache, head = self.cache("v", layer), self.shape.head_dims(layer)[1]
         heads, cells, streams = self.shape.kv_heads[layer], cache.ne[1], cache.ne[2]
-        if self.flash:
+        if not self.by_element:
             nb = row_bytes(cache.kind, head), cache.nb[1], cache.nb[2]
             return self.view(cache, dims(head, heads, cells, streams), nb)
         nb = row_bytes(cache.kind, cells * head), row_bytes(cache.kind, cells), cache.nb[2]

@@ -27,14 +27,13 @@ def layer_cells(shape: Shape, layer: int, context: Context, settings: Settings) 
     return window_cells(shape, context, settings) if shape.windowed[layer] else context.cells
 
 
-def v_width(shape: Shape, layer: int, flash: bool) -> int:
-    """Elements of a token's V; without flash attention every layer has the widest one's."""
+def v_width(shape: Shape, layer: int, settings: Settings) -> int:
+    """Elements of a token's V; with -fa off, where V is stored by element, every layer has the widest one's."""
     if shape.is_mla:
         return 0
-    width = shape.kv_widths(layer)[1]
-    if flash:
-        return width
-    return max(width, *(shape.kv_widths(other)[1] for other in range(shape.num_blocks)))
+    if settings.flash != "off":
+        return shape.kv_widths(layer)[1]
+    return max(shape.kv_widths(other)[1] for other in range(shape.num_blocks))
 
 
 def check_kinds(shape: Shape, settings: Settings, flash: bool) -> None:
@@ -57,11 +56,11 @@ def check_kinds(shape: Shape, settings: Settings, flash: bool) -> None:
                 raise UsageError(f"{flag} {kind.lower()}", problem, f"use {flag} f16")
 
 
-def layer_bytes(shape: Shape, layer: int, context: Context, settings: Settings, flash: bool) -> list[tuple[int, int]]:
+def layer_bytes(shape: Shape, layer: int, context: Context, settings: Settings) -> list[tuple[int, int]]:
     """(bytes, bytes on a device) of each cache tensor of a layer: K, V, convolution and recurrent state."""
     cells, sizes = layer_cells(shape, layer, context, settings) * context.streams, []
     if shape.attends(layer):
-        widths = (shape.kv_widths(layer)[0], settings.cache_k), (v_width(shape, layer, flash), settings.cache_v)
+        widths = (shape.kv_widths(layer)[0], settings.cache_k), (v_width(shape, layer, settings), settings.cache_v)
         for width, kind in widths:
             nbytes = row_bytes(kind, width) * cells
             sizes.append((nbytes, device_bytes(kind, width, nbytes) if nbytes else 0))
@@ -70,13 +69,12 @@ def layer_bytes(shape: Shape, layer: int, context: Context, settings: Settings, 
     return sizes
 
 
-def context_bytes(shape: Shape, placement: Placement, context: Context, settings: Settings,
-                  flash: bool) -> dict[int | None, int]:  # fmt: skip
+def context_bytes(shape: Shape, placement: Placement, context: Context, settings: Settings) -> dict[int | None, int]:
     """Bytes of caches and states on each device in use, and on the host (None)."""
     totals: dict[int | None, int] = defaultdict(int)
     for layer in range(shape.num_layers):
         where = placement.layers[layer] if settings.offload_cache else None
-        for nbytes, on_device in layer_bytes(shape, layer, context, settings, flash):
+        for nbytes, on_device in layer_bytes(shape, layer, context, settings):
             alignment = HOST_ALIGNMENT if where is None else DEVICE_ALIGNMENT
             totals[where] += padded(nbytes if where is None else on_device, alignment)
     return dict(totals)

@@ -57,17 +57,32 @@ def pipelined(shape: Shape, placement: Placement, settings: Settings) -> bool:
 
 
 def compute(shape: Shape, placement: Placement, context: Context, settings: Settings, devices: Sequence[Device],
-            flash: bool, *, pipeline: bool = True) -> Compute:  # fmt: skip
-    """The compute buffers; `devices` are those in use. Without `pipeline`: after those with copies did not fit."""
+            flash: bool, *, pipeline: bool = True, allocated: bool = False) -> Compute:  # fmt: skip
+    """The compute buffers; `devices` are those in use.
+
+    pipeline   several devices work on several batches at once if they can; not after buffers for that did not fit
+    allocated  what the server allocates; else what it expects when `--fit` asks. Before it measures a graph it forgets
+               which place it has pinned norms and attention to, so that it expects other copies between the places.
+    """
     tokens = min(context.total, context.ubatch)
     outputs = min(tokens, context.outputs)
     tokens = padded(tokens, context.slots)
-    batch = Batch(tokens, tokens // context.slots, context.slots, outputs)
-    graph = RecurrentBlocks(shape, placement, context, settings, batch, flash)
-    build(graph)
+    prompt = Batch(tokens, tokens // context.slots, context.slots, outputs)
     copies = PIPELINE_COPIES if pipeline and pipelined(shape, placement, settings) else 1
-    # The server forgets which place it pinned its norms to before it measures this graph.
-    schedule = Schedule(graph, devices, {}, offload=settings.offload_ops, copies=copies)
+    batches = [prompt, Batch(context.slots, 1, context.slots, context.slots)] if allocated else [prompt]
+    sizes: dict[int | None, int] = {}
+    for batch in batches:
+        graph = RecurrentBlocks(shape, placement, context, settings, batch, flash)
+        build(graph)
+        pinned = graph.assigned if allocated else {}
+        schedule = Schedule(graph, devices, pinned, offload=settings.offload_ops, copies=copies)
+        for place, size in laid_out(schedule, devices).items():
+            sizes[place] = max(size, sizes.get(place, 0))
+    return Compute(sizes, copies)
+
+
+def laid_out(schedule: Schedule, devices: Sequence[Device]) -> dict[int | None, int]:
+    """Bytes of the buffers that hold a graph."""
     arenas = [Arena(DEVICE_ALIGNMENT) for _ in devices] + [Arena(HOST_ALIGNMENT)]
     known: dict[int, int] = {}
 
@@ -80,4 +95,4 @@ def compute(shape: Shape, placement: Placement, context: Context, settings: Sett
 
     Layout(arenas, size).run(schedule.laid())
     sizes: dict[int | None, int] = {place: arena.peak for place, arena in enumerate(arenas[:-1])}
-    return Compute(sizes | {None: arenas[-1].peak}, copies)
+    return sizes | {None: arenas[-1].peak}

@@ -11,7 +11,7 @@ EXPERTS_OF_LAYER = r"blk\.{}\.ffn_(up|down|gate_up|gate)_(ch|)exps"
 
 def room(server: Server, settings: Settings, margin: int = 0) -> int:
     """Bytes left on the fullest device beside a margin; negative: as many are missing."""
-    measured = server.measure(settings)
+    measured = server.allocate(settings)
     if not measured.placement.devices:
         return 0
     return min(server.devices[i].free - measured.places[i].total for i in measured.placement.devices) - margin

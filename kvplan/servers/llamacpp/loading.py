@@ -51,9 +51,9 @@ def obstacle(measured: Measured, devices: Sequence[Device], host_memory: int | N
 
 def loaded(server: Server, settings: Settings, host_memory: int | None = None) -> tuple[Measured, Obstacle | None]:
     """What the server allocates in the end, and what stops it."""
-    first = server.measure(settings)
+    first = server.allocate(settings)
     problem = obstacle(first, server.devices, host_memory, mapped=settings.mapped)
     if problem is None or problem.buffer != "compute" or first.copies == 1:
         return first, problem
-    again = server.measure(settings, pipeline=False)
+    again = server.allocate(settings, pipeline=False)
     return again, obstacle(again, server.devices, host_memory, mapped=settings.mapped)

@@ -40,33 +40,44 @@ class Server:
 
     def __init__(self, model: FileLike, devices: Sequence[Device]) -> None:
         self.model, self.devices = model, tuple(devices)
-        self._known: dict[tuple[Settings, bool], Measured] = {}
+        self._known: dict[tuple[Settings, bool, bool], Measured] = {}
         self._flash: dict[tuple[Settings, Device | None], bool] = {}
 
     @cached_property
     def shape(self) -> Shape:
         return shape_of(self.model)
 
-    def measure(self, settings: Settings, *, pipeline: bool = True) -> Measured:
-        """What the server allocates; raise UsageError for what it refuses.
+    def measure(self, settings: Settings) -> Measured:
+        """What the server expects to allocate, as `--fit` measures it; raise UsageError for what it refuses."""
+        return self._known_or_new(settings, True, False)
+
+    def allocate(self, settings: Settings, *, pipeline: bool = True) -> Measured:
+        """What it allocates: with several devices, or with caches on the host, other compute buffers than it expects.
 
         Without `pipeline`: as it tries again if the buffers of several devices at work at once do not fit.
         """
-        if (settings, pipeline) not in self._known:
-            self._known[settings, pipeline] = self._measure(settings, pipeline)
-        return self._known[settings, pipeline]
+        return self._known_or_new(settings, pipeline, True)
+
+    def _known_or_new(self, settings: Settings, pipeline: bool, allocated: bool) -> Measured:
+        key = settings, pipeline, allocated
+        if key not in self._known:
+            self._known[key] = self._measure(settings, pipeline, allocated)
+        return self._known[key]
 
     def flash(self, settings: Settings, where: Placement, context: Context) -> bool:
         """Whether it uses flash attention.
 
         The operation runs where its cache is stored just before it, so that only the devices decide; no length of the
-        context does, for a cache is whole runs of cells. The whole graph decides where caches lie elsewhere, where a
-        layer stores none, where heads differ, and where so many slots make the weights of the host move.
+        context does, for a cache is whole runs of cells. The whole graph decides where that is not certain: caches or
+        layers elsewhere, layers that store none, heads that differ, slots so many that the weights of the host move.
         """
         shape, used = self.shape, [self.devices[i] for i in where.devices]
         attending = [i for i in range(shape.num_layers) if shape.attends(i)]
         alike = len({shape.head_dims(i) for i in attending}) == 1 and not shape.num_shared_kv
-        if not settings.offload_cache or not alike or context.slots >= OFFLOAD_BATCH:
+        # A layer of the host computes on a device that reads its weights, or has them by an override.
+        drawn = any(device.integrated for device in used) or any("ffn_" not in o.pattern for o in settings.overrides)
+        plain = not drawn or all(where.layers[i] is not None for i in attending)
+        if not (settings.offload_cache and alike and plain) or context.slots >= OFFLOAD_BATCH:
             key = replace(settings, ctx=0), None
             if key not in self._flash:
                 self._flash[key] = flash_attention(shape, where, context, settings, used)
@@ -82,7 +93,7 @@ class Server:
             self._flash[alone, device] = flash_attention(self.shape, where, context, alone, [device])
         return self._flash[alone, device]
 
-    def _measure(self, settings: Settings, pipeline: bool) -> Measured:
+    def _measure(self, settings: Settings, pipeline: bool, allocated: bool) -> Measured:
         shape, context = self.shape, context_of(self.shape, settings)
         where = place(self.model, shape, settings, self.devices)
         used = [self.devices[i] for i in where.devices]
@@ -90,8 +101,8 @@ class Server:
         if settings.flash == "auto" and not quantized(settings.cache_v):
             flash = self.flash(settings, where, context)
         check_kinds(shape, settings, flash)
-        caches = context_bytes(shape, where, context, settings, flash)
-        buffers = compute(shape, where, context, settings, used, flash, pipeline=pipeline)
+        caches = context_bytes(shape, where, context, settings)
+        buffers = compute(shape, where, context, settings, used, flash, pipeline=pipeline, allocated=allocated)
         places: dict[int | None, Memory] = {}
         for position in (*range(len(used)), None):
             number = None if position is None else where.devices[position]

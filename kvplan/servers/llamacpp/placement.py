@@ -99,7 +99,8 @@ def devices_in_use(devices: Sequence[Device], settings: Settings) -> tuple[int, 
         if not devices or settings.main_gpu < 0:
             return ()
         if settings.main_gpu >= len(devices):
-            raise UsageError(f"-mg {settings.main_gpu}", f"there are {len(devices)} devices", "number them from 0")
+            problem = f"there are {len(devices)} devices, numbered from 0"
+            raise UsageError(f"-mg {settings.main_gpu}", problem, "use -mg 0")
         return (settings.main_gpu,)
     return tuple(range(len(devices)))
 

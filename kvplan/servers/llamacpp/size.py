@@ -169,7 +169,7 @@ def per_token(run: Started) -> int:
     cells = measured.context.cells * measured.context.streams
     whole = replace(run.own, full_windows=True)
     layers = (
-        sum(size for size, _ in layer_bytes(shape, layer, measured.context, whole, measured.flash))
+        sum(size for size, _ in layer_bytes(shape, layer, measured.context, whole))
         for layer in range(shape.num_layers)
         if shape.attends(layer) and not shape.windowed[layer] and not shape.keeps_state(layer)
     )

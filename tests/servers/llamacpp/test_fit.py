@@ -68,7 +68,7 @@ def test_copies_for_several_devices_are_given_up_before_the_load_is() -> None:
     """Two cards with so little left that the buffers fit only without three more copies of a batch's inputs."""
     shared = server("llama-3.1-8b", "rtx-3090", "rtx-3090")
     settings = Settings(ctx=16_384)
-    lean = shared.measure(settings, pipeline=False)
+    lean = shared.allocate(settings, pipeline=False)
     tight = [replace(d, free=lean.places[i].total) for i, d in enumerate(shared.devices)]
     split = tuple(float(lean.placement.layers.count(i) + (i == 1)) for i in (0, 1))
     machine = Server(shared.model, tight)
