@@ -26,12 +26,13 @@ from kvplan.core.errors import (
 if TYPE_CHECKING:
     import datetime
     from os import PathLike
-    from typing import Unpack
+    from typing import Literal, Unpack
 
     import pandas
 
     from kvplan.asked.form import Form
-    from kvplan.asked.keywords import EstimateKeywords, PlanKeywords, SweepKeywords
+    from kvplan.asked.keywords import EstimateKeywords, LoadKeywords, PlanKeywords, SweepKeywords
+    from kvplan.asked.question import Inputs
     from kvplan.report.answers import Answer as Answer
     from kvplan.report.answers import Check as Check
     from kvplan.report.answers import Comparison as Comparison
@@ -40,11 +41,22 @@ if TYPE_CHECKING:
     from kvplan.report.answers import Explorer as Explorer
     from kvplan.report.answers import Listing as Listing
     from kvplan.report.answers import Recommendation as Recommendation
+    from kvplan.report.answers import Simulation as Simulation
 
     Model = str | PathLike[str] | Mapping[str, Any]
     Sizes = str | int
 
-ANSWERS = ("Answer", "Check", "Comparison", "Diagnosis", "Estimates", "Explorer", "Listing", "Recommendation")
+ANSWERS = (
+    "Answer",
+    "Check",
+    "Comparison",
+    "Diagnosis",
+    "Estimates",
+    "Explorer",
+    "Listing",
+    "Recommendation",
+    "Simulation",
+)
 __all__ = (
     *ANSWERS,
     "EnvironmentProblem",
@@ -59,6 +71,7 @@ __all__ = (
     "list_gpus",
     "list_models",
     "recommend",
+    "simulate_load",
     "sweep",
     "sweep_frame",
     "why",
@@ -249,6 +262,62 @@ def explore(models: str | Iterable[str], *, users: Sizes | None = None, **option
     count = None if users is None else written("users", users)
     document, inputs = explorer_document(written("models", models), form, form.text("prices"), count)
     return Explorer(document, inputs.notes, inputs.warnings)
+
+
+def simulate_load(
+    model: Model | None = None,
+    *,
+    gpu: str | None = None,
+    gpu_memory: Sizes | None = None,
+    slo: str | None = None,
+    baseline: Literal["contiguous"] | None = None,
+    tier: str | Iterable[str] = (),
+    tier_chunk: Sizes | None = None,
+    efficiency: str | None = None,
+    command: str | None = None,
+    **options: Unpack[LoadKeywords],
+) -> Simulation:
+    """A server under a load over time, as `kvplan simulate`: a profile, a trace, or prompt_tokens and output_tokens.
+
+    slo         latency targets, "ttft.p90=2s,tpot=50ms"; also finds the largest load that meets them
+    baseline    compare with memory reserved for the full context
+    tier        host memory for KV offloading, "cpu=512GiB@25GB/s"
+    efficiency  achieved shares of the GPU's peaks, "weights=0.7,kv=0.9,flops=0.6"
+
+    One server; fleets are the command line's.
+    """
+    from dataclasses import fields, replace
+
+    from kvplan.asked.call import PLAN_KEYWORDS, written
+    from kvplan.report.answers import Simulation
+    from kvplan.servers.plans.pool import prefix_notes
+    from kvplan.simulate.load import LoadWords, load_of
+    from kvplan.simulate.question import Onlooker, answered, planned, setups_of
+    from kvplan.simulate.slo import parse_slo
+
+    names = {field.name for field in fields(LoadWords)}
+    words = LoadWords(**{name: written(name, value) for name, value in options.items() if name in names})
+    others = {name: value for name, value in options.items() if name not in names}
+    form = _form(others, model, PLAN_KEYWORDS, gpu=gpu, gpu_memory=gpu_memory, from_command=command)
+    form, onlooker, notes, warnings = replace(form, several=False), Onlooker(), list[str](), list[str]()
+    tiers = (tier,) if isinstance(tier, str) else tuple(tier)
+
+    def say(inputs: Inputs) -> None:
+        notes.extend(inputs.notes)
+        warnings.extend(inputs.warnings)
+
+    plan = planned(form, words, tiers, say)
+    load = load_of(words, onlooker.tell)
+    if words.shared_prefix is not None:
+        notes += prefix_notes(load.source.run_len or 0, plan.settings, plan.pool)
+    calibration, chunk = form.text("calibration"), None if tier_chunk is None else str(tier_chunk)
+    setups = setups_of(
+        plan, tier=tiers, tier_chunk=chunk, efficiency=efficiency, calibration=calibration, baseline=baseline
+    )
+    promises = () if slo is None else parse_slo(slo)
+    answer = answered(plan, setups, load, promises, onlooker, is_calibrated=calibration is not None)
+    notes += [text for kind, text in onlooker.notes if kind == "note"]
+    return Simulation(answer, notes, [*warnings, *(text for kind, text in onlooker.notes if kind == "warning")])
 
 
 def list_models(name: str | None = None, *, family: str | None = None, max_params: Sizes | None = None) -> Listing:

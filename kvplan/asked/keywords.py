@@ -151,6 +151,24 @@ class EstimateKeywords(PlanKeywords, total=False):
     shared_prefix: str | int | None
 
 
+class LoadKeywords(PlanKeywords, total=False):
+    """Also of a load, in place of lengths: which requests, and how they arrive."""
+
+    trace: str | PathLike[str] | None
+    profile: str | None
+    prompt_tokens: str | int | float | None
+    output_tokens: str | int | float | None
+    shared_prefix: str | int | float | None
+    num_requests: str | int | float | None
+    seed: str | int | float | None
+    rate: str | int | float | None
+    arrivals: str | None
+    max_concurrency: str | int | float | None
+    users: str | int | float | None
+    think: str | int | float | None
+    ramp: str | int | float | None
+
+
 class SweepKeywords(TypedDict, total=False):
     """Of a sweep: a list where several values are tried."""
 

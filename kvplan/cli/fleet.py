@@ -6,7 +6,6 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from kvplan.cli.load import Load
 from kvplan.cli.options import refuse_given
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.cli.workers import at_work, workers_of
@@ -21,6 +20,7 @@ from kvplan.simulate import ranges, slo
 from kvplan.simulate.fleet import Autoscale, Fleet, Kind, Link, ReplicaFailure, Role
 from kvplan.simulate.fleet_result import fleet_result
 from kvplan.simulate.kernels.library import Shares
+from kvplan.simulate.load import Load
 from kvplan.simulate.outcome import FleetAnswer, SimulationAnswer, Variant
 from kvplan.simulate.routers import router
 from kvplan.simulate.setup import Setup, token_bytes

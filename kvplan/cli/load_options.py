@@ -1,8 +1,13 @@
 """Options for which requests arrive, and how."""
 
+from typing import TYPE_CHECKING
+
 from kvplan.cli.fields import Text, complete_profile, option
 from kvplan.cli.options import PlanOptions
 from kvplan.core.records import dataclass
+
+if TYPE_CHECKING:
+    from kvplan.simulate.load import LoadWords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +46,12 @@ class LoadOptions(PlanOptions):
     )
     think: Text = option("--think TIME", "Time a user waits before sending again. Default: 0s.")
     ramp: Text = option("--ramp TIME", "Time over which the users join. Default: 60s.")
+
+
+def words_of(options: object) -> "LoadWords":
+    """The load that options give, as far as the command has them."""
+    from dataclasses import fields
+
+    from kvplan.simulate.load import LoadWords
+
+    return LoadWords(**{field.name: getattr(options, field.name, None) for field in fields(LoadWords)})

@@ -4,10 +4,10 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from kvplan.core import files
 from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, KvplanWarning, UsageError
@@ -63,6 +63,11 @@ def tell(kind: str, text: str) -> None:
     line = f"kvplan: {kind}: {printable(text, 4000)}"
     with suppress(OSError, ValueError):  # the stream is closed
         print(line, file=sys.stderr, flush=True)
+
+
+def notes_of(options: "MayBeQuiet") -> Callable[[str, str], None]:
+    """Prints a command's notes, unless it is to be quiet."""
+    return (lambda kind, text: None) if options.quiet else tell
 
 
 def say(inputs: "Inputs", *, quiet: bool) -> None:
@@ -246,6 +251,11 @@ def check_libraries(format: str, subject: str) -> None:
         from kvplan.cli.drawing import require_libraries
 
         require_libraries(subject, *needs)
+
+
+class MayBeQuiet(Protocol):
+    @property
+    def quiet(self) -> bool: ...
 
 
 class ReportFile:

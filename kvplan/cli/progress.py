@@ -9,29 +9,48 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.cli import output
+from kvplan.simulate.question import Onlooker
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+
+    from kvplan.simulate.load import Load
 
 LINE_S: Final = 10.0  # between lines
 BAR_AFTER_S: Final = 1.0
 CALLS: Final = 256  # between looks at the clock, unless as many requests finished
 
 
-class Interruption:
+class Interruption(Onlooker):
     """State of interrupts: the first one requests an early end, the second one ends the process as usual.
 
-    quiet  True to print no progress
+    quiet  True to print no progress and no notes
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.is_asked = False
+        super().__init__()
         self.quiet = quiet
+        self._progress: Progress | None = None
 
     def __call__(self, number: int, frame: object) -> None:
         if self.is_asked:
             raise KeyboardInterrupt
         self.is_asked = True
+
+    def tell(self, kind: str, text: str) -> None:
+        if not self.quiet:
+            output.tell(kind, text)
+
+    def begin(self, load: "Load") -> None:
+        self._progress = Progress(load.source.num_requests, load.how, quiet=self.quiet)
+
+    def show(self, finished: int) -> None:
+        if self._progress is not None:
+            self._progress.show(finished)
+
+    def end(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
 
 
 @contextmanager

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvplan.cli import output
-from kvplan.cli.load import check_lengths, load_of
-from kvplan.cli.load_options import LoadOptions
+from kvplan.cli.load_options import words_of
 from kvplan.cli.options import refuse_given, whole_form
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
@@ -17,6 +15,7 @@ from kvplan.planning.recommend import shares_experts
 from kvplan.report import timed_text
 from kvplan.servers.base import abilities_of
 from kvplan.simulate import slo
+from kvplan.simulate.load import check_lengths, load_of
 from kvplan.simulate.placing import Demand, placed
 from kvplan.simulate.setup import refuse_reordering, refuse_unmodeled
 
@@ -49,8 +48,7 @@ def silent(text: str) -> None:
 def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> TimedRecommendationDocument:
     assert options.slo is not None
     promises = slo.parse_slo(options.slo)
-    shared: dict[str, Any] = {field.name: getattr(options, field.name, None) for field in fields(LoadOptions)}
-    load = load_of(LoadOptions(**shared))
+    load = load_of(words_of(options), output.tell)
     if load.amount is None or len(load.stages) > 1:
         raise UsageError("--rate", "must be one number of requests per second", "write --rate 4")
     users = load.users if load.is_closed else None
@@ -72,7 +70,7 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     context = first.request.args.max_model_len
     assert isinstance(context, int), "the command states one"
     rows = islice(load.source.requests(1.0), load.source.num_requests)
-    check_lengths(rows, context, first.request.spec, promises, quiet=options.quiet)
+    check_lengths(rows, context, first.request.spec, promises, output.notes_of(options))
     placements = placed(question, inputs.requests, demand, silent if options.quiet else say_progress)
     first_request = inputs.requests[0]
     return timed_text.document(

@@ -92,7 +92,6 @@ def require_libraries() -> None:
 def simulated(options: ServeOptions) -> "Start":
     """Start of a simulated server for a plan."""
     from engine.directory import read_eos_token_ids
-    from kvplan.cli.simulate import shares_of, tiers_of
     from kvplan.planning.plan import plan
     from kvplan.serve.drafts import drafts_of
     from kvplan.serve.start import Start, cache_config
@@ -100,6 +99,7 @@ def simulated(options: ServeOptions) -> "Start":
     from kvplan.serve.twin import Twin
     from kvplan.serve.worker import Hooks
     from kvplan.servers.bundled.log_wordings import simulated_line
+    from kvplan.simulate.question import shares_of, tiers_of
     from kvplan.simulate.setup import check, timed_tiers
     from kvplan.simulate.steptime import step_time
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from kvplan.asked.form import refuse_missing
 from kvplan.asked.question import MODEL_CURE, Inputs
 from kvplan.cli import output
-from kvplan.cli.load import check_lengths, load_of
+from kvplan.cli.load_options import words_of
 from kvplan.cli.options import inputs_of, stated_by, whole_form
-from kvplan.cli.simulate import parse_tier, say_how_steady, with_generator
+from kvplan.cli.simulate import with_generator
 from kvplan.cli.tune_options import TuneOptions
 from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import UsageError
@@ -24,6 +24,8 @@ from kvplan.planning.recommend import is_fp8_already, with_args
 from kvplan.report.formats import rendered
 from kvplan.servers.base import abilities_of, titles
 from kvplan.simulate import slo
+from kvplan.simulate.load import check_lengths, load_of
+from kvplan.simulate.question import parse_tier, say_how_steady
 from kvplan.simulate.settings import space
 from kvplan.simulate.setup import check_tiers, refuse_reordering
 from kvplan.simulate.steady import Demand, How
@@ -31,8 +33,8 @@ from kvplan.simulate.tiers import TierSpec
 from kvplan.simulate.tuning import TURNS, Tried, refuse_unless_some, tune
 
 if TYPE_CHECKING:
-    from kvplan.cli.load import Load
     from kvplan.documents.tune import TuneDocument
+    from kvplan.simulate.load import Load
 
 NUM_REQUESTS: Final = "2000"
 ROWS: Final = 10
@@ -87,7 +89,7 @@ def answered(options: TuneOptions) -> TuneDocument:
     demand = demand_of(options, load, promises, tier)
     context = base.args.max_model_len
     assert isinstance(context, int), "it is stated by now"
-    check_lengths(demand.rows, context, base.spec, promises, quiet=options.quiet)
+    check_lengths(demand.rows, context, base.spec, promises, output.notes_of(options))
     if not promises and demand.how == "rate":
         raise UsageError(
             "--slo",
@@ -95,8 +97,7 @@ def answered(options: TuneOptions) -> TuneDocument:
             "add --slo ttft.p90=2s,tpot=50ms",
         )
     output.say(inputs, quiet=options.quiet)
-    if not options.quiet:
-        say_how_steady(promises, load.source.num_requests - load.skipped)
+    say_how_steady(promises, load.source.num_requests - load.skipped, output.notes_of(options))
     fp8 = options.fp8 and reads_fp8(base) and not is_fp8_already(base)
     has_prefixes, host = load.source.run_len is not None, 0 if demand.tier is None else demand.tier.capacity
     where = space(base, stated, count, fp8=fp8, has_prefixes=has_prefixes, host=host)
@@ -152,10 +153,11 @@ def load_and_rate(options: TuneOptions) -> tuple[Load, float | None]:
     by_users = options.users is not None or options.max_concurrency is not None
     load = load_of(
         replace(
-            options,
+            words_of(options),
             rate="1" if is_sought else options.rate,
             num_requests=options.num_requests or (None if by_users else NUM_REQUESTS),
-        )
+        ),
+        output.tell,
     )
     if len(load.stages) > 1:
         raise UsageError("--rate", "must be one number of requests per second", "write --rate 4")

@@ -82,7 +82,7 @@ def readers(options: PlanOptions) -> Iterator[Reader]:
 
 def load_readers(options: LoadOptions) -> Iterator[Reader]:
     """Return one for each value of a load."""
-    from kvplan.cli import load  # of no account to commands without a load
+    from kvplan.simulate import load  # of no account to commands without a load
 
     parsers: dict[str, Callable[[str], object]] = {
         "prompt_tokens": lambda text: load.lengths(text, "--prompt-tokens"),

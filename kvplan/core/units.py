@@ -276,3 +276,24 @@ def plural(count: int, noun: str) -> str:
 def format_count(number: int) -> str:
     """Format a whole number with thousands separators: "32,768"."""
     return f"{number:,}"
+
+
+def duration(seconds: float) -> str:
+    """ "0.4 ms", "35 ms", "1.28 s", "6 min 2 s", "1 h 2 min"."""
+    if seconds < 0.01:
+        return f"{seconds * 1000:.2f} ms"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.995:
+        return f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def rate_text(rate: float) -> str:
+    """Format a rate with three or four digits and no exponent: "5.53", "1,000,000", "0.000001"."""
+    if rate >= 1000:
+        return f"{rate:,.0f}"
+    return f"{rate:.4g}" if rate >= 1e-3 else f"{rate:.9f}".rstrip("0").rstrip(".")

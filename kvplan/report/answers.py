@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from kvplan.documents.explorer import ExplorerDocument
     from kvplan.documents.plan import PlanDocument
     from kvplan.documents.recommendation import Placement
+    from kvplan.documents.simulation import Variant
     from kvplan.measure.diagnosis import Diagnosis as DiagnosisFacts
     from kvplan.planning.choice import Chosen
     from kvplan.planning.diff import Difference
     from kvplan.planning.plan import MemoryBreakdown, Plan, PlanTable
     from kvplan.policy.result import CheckResult, Finding
     from kvplan.report.formats import CommandAnswer
+    from kvplan.simulate.outcome import SimulationAnswer
 
 
 class Result:
@@ -409,3 +411,40 @@ class Explorer(Result):
         from pathlib import Path
 
         Path(path).write_text(self.html, encoding="utf-8")
+
+
+class Simulation(Result):
+    """What `kvplan simulate` answers: a plan under a load over time."""
+
+    __slots__ = ()
+    _facts: SimulationAnswer
+
+    def __getstate__(self) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+        raise TypeError("a simulation holds every request of its run and cannot be pickled; keep its to_dict()")
+
+    def _shapes(self) -> CommandAnswer:
+        from kvplan.report.simulate_text import over_time, shapes
+
+        return shapes(self._facts, lambda: over_time(self._facts))
+
+    @property
+    def run(self) -> Variant:
+        """The figures of the requested server's run: times, throughput, requests."""
+        variant: Variant = self.to_dict()["variants"][0]
+        return variant
+
+    @property
+    def keeps(self) -> bool | None:
+        """Whether every target is kept over its whole range; None without targets."""
+        outcomes = self._facts.variants[0].outcomes
+        return all(outcome.verdict == "kept" for outcome in outcomes) if outcomes else None
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw running and waiting requests over time, on `ax` or a new figure."""
+        from kvplan.report.plots import new_axes
+
+        ax = ax or new_axes((8, 4))
+        from kvplan.report.simulate_figures import draw, panels
+
+        draw(ax, panels(self._facts)[0])
+        return ax

@@ -27,16 +27,20 @@ def plotted(figures: Sequence[Figure], ax: Axes | None = None) -> Axes:
     bars = next((figure for figure in figures if isinstance(figure, Bars)), None)
     if bars is None:
         raise UsageError("plot", "the answer has no chart", "print it")
-    if ax is None:
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            remedy = "pip install '.[report]' in kvplan's sources"
-            raise EnvironmentProblem("plot", "matplotlib is not installed", remedy) from None
-
-        _, ax = pyplot.subplots(figsize=(8, 1.2 + 0.5 * len(bars.bars)), layout="constrained")
+    ax = ax or new_axes((8, 1.2 + 0.5 * len(bars.bars)))
     draw(ax, bars)
     return ax
+
+
+def new_axes(size: tuple[float, float]) -> Axes:
+    """The axes of a new figure of so many inches. Raises EnvironmentProblem where matplotlib is not installed."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        remedy = "pip install '.[report]' in kvplan's sources"
+        raise EnvironmentProblem("plot", "matplotlib is not installed", remedy) from None
+
+    return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 
 def draw(ax: Axes, bars: Bars) -> None:

@@ -8,7 +8,9 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.table import Markdown, Table, flattened, markdown_text, percent
+from kvplan.core.units import duration as duration
 from kvplan.core.units import plural
+from kvplan.core.units import rate_text as rate_text
 from kvplan.models.catalog import model_id
 from kvplan.planning.users import num_gpus
 from kvplan.report import formats
@@ -28,25 +30,17 @@ if TYPE_CHECKING:
 VariantRow = tuple[str, list[str]]
 
 
-def duration(seconds: float) -> str:
-    """ "0.4 ms", "35 ms", "1.28 s", "6 min 2 s", "1 h 2 min"."""
-    if seconds < 0.01:
-        return f"{seconds * 1000:.2f} ms"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.995:
-        return f"{seconds:.2f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+def over_time(answer: SimulationAnswer) -> list[Figure]:
+    """Requests, the KV pool and first tokens over time; none without matplotlib."""
+    from importlib.util import find_spec
 
+    from kvplan.report.drawing import Svg
 
-def rate_text(rate: float) -> str:
-    """Format a rate with three or four digits and no exponent: "5.53", "1,000,000", "0.000001"."""
-    if rate >= 1000:
-        return f"{rate:,.0f}"
-    return f"{rate:.4g}" if rate >= 1e-3 else f"{rate:.9f}".rstrip("0").rstrip(".")
+    if find_spec("matplotlib") is None:
+        return []
+    from kvplan.report.simulate_figures import sheets
+
+    return [Svg("Over time", sheets(answer))]
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 `pytest --update tests/cli/test_keywords.py` writes it anew.
 """
 
+from dataclasses import fields
 from pathlib import Path
 
 from kvplan.asked.call import KEYWORDS, PLAN_KEYWORDS
 from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, SWITCHES
 from kvplan.servers.words.arguments import ARGUMENTS
+from kvplan.simulate.load import LoadWords
 from tests.conftest import check_golden
 
 FILE = Path(__file__).parents[2] / "kvplan" / "asked" / "keywords.py"
@@ -21,6 +23,8 @@ OTHERS = {
     "engine": "str", "revision": "str", "engine_arg": "str | Iterable[str]", "overflow": "str | float",
     "speculative_config": "str | dict[str, Any]",
 }  # fmt: skip
+
+LOAD = {"trace": "str | PathLike[str]", "profile": "str", "arrivals": "str"}
 
 
 def type_of(key: str) -> str:
@@ -66,6 +70,12 @@ def module() -> str:
         '    """Also of the requests\' lengths."""',
         "",
         *(line for key in lengths for line in field(key, type_of(key))),
+        "",
+        "",
+        "class LoadKeywords(PlanKeywords, total=False):",
+        '    """Also of a load, in place of lengths: which requests, and how they arrive."""',
+        "",
+        *(f"    {row.name}: {LOAD.get(row.name, 'str | int | float')} | None" for row in fields(LoadWords)),
         "",
         "",
         "class SweepKeywords(TypedDict, total=False):",

@@ -67,6 +67,43 @@ CALLS: dict[str, tuple[Call, list[str]]] = {
         ["diff", "llama-3.1-8b", "qwen3-8b", "--gpu", "h200", "--ctx", "32768"],
     ),
     "a policy": (lambda: kvplan.check(POLICY), ["check", str(POLICY)]),
+    "a load": (
+        lambda: kvplan.simulate_load(
+            "llama-3.1-8b",
+            gpu="l40s",
+            max_model_len="8k",
+            prompt_tokens=1000,
+            output_tokens=100,
+            num_requests=200,
+            rate=4,
+            slo="ttft.p90=2s",
+            baseline="contiguous",
+        ),
+        [
+            "simulate",
+            "llama-3.1-8b",
+            "--gpu",
+            "l40s",
+            "--ctx",
+            "8k",
+            "--prompt-tokens",
+            "1000",
+            "--output-tokens",
+            "100",
+            "--num-requests",
+            "200",
+            "--rate",
+            "4",
+            "--slo",
+            "ttft.p90=2s",
+            "--baseline",
+            "contiguous",
+        ],
+    ),
+    "users of a profile": (
+        lambda: kvplan.simulate_load("qwen3-8b", gpu="h200", max_model_len="16k", profile="azure-2023-conv", users=20),
+        ["simulate", "qwen3-8b", "--gpu", "h200", "--ctx", "16k", "--profile", "azure-2023-conv", "--users", "20"],
+    ),
     "models": (
         lambda: kvplan.list_models(family="qwen3", max_params="8B"),
         ["models", "--family", "qwen3", "--max-params", "8B"],
@@ -89,7 +126,7 @@ def test_a_call_says_what_its_command_prints(run: Run, name: str) -> None:  # no
     assert answer.headline in repr(answer)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("a load", "users of a profile")])
 def test_an_answer_survives_pickle_and_equals_its_copy(name: str) -> None:
     answer = CALLS[name][0]()
     copy = pickle.loads(pickle.dumps(answer))
@@ -173,6 +210,16 @@ def test_a_listing_has_rows_and_names(run: Run) -> None:  # noqa: F811
     assert kvplan.list_gpus("h200").names == ["h200"]
 
 
+def test_a_simulation_has_its_run_and_says_whether_it_keeps_the_targets(run: Run) -> None:  # noqa: F811
+    call, words = CALLS["a load"]
+    answer = call()
+    assert answer.run == run(*words, "--format", "json").json["variants"][0]
+    assert answer.keeps is (run(*words, "--exit-code").code == 0)
+    assert CALLS["users of a profile"][0]().keeps is None
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(answer)
+
+
 def test_explore_has_the_page_that_the_command_writes(run: Run, tmp_path: Path) -> None:  # noqa: F811
     words = ["explore", "llama-3.1-8b", "--gpu", "l40s,h200", "--ctx", "8k,16k", "--tp", "1,2", "--engine", "vllm"]
     assert run(*words, "--users", "40", "--output", str(tmp_path / "command.html")).code == 0
@@ -233,6 +280,11 @@ def test_a_file_of_a_server_s_command_is_read_as_the_command_line_reads_it(run: 
         (lambda: kvplan.recommend("llama-3.1-8b", users=9, gpu="h200", gpus="l40s"), "--gpu and --gpus"),
         (lambda: kvplan.recommend("llama-3.1-8b", users=9, data_parallel_size=2), "the number of replicas is computed"),
         (lambda: kvplan.recommend(users=9), "MODEL: missing"),
+        (lambda: kvplan.simulate_load("llama-3.1-8b", gpu="l40s"), "workload: missing"),
+        (
+            lambda: kvplan.simulate_load("llama-3.1-8b", gpu="l40s", profile="azure-2023-conv", rate=1, think="2s"),
+            "only with --users",
+        ),
         (lambda: kvplan.why("\n\n"), "is empty"),
         (lambda: kvplan.why("no-such-file.log"), "no-such-file.log"),
         (lambda: kvplan.diff("llama-3.1-8b", "qwen3-8b"), "--gpu: missing"),
@@ -264,6 +316,7 @@ def test_a_plot_shows_the_memory_of_the_answer() -> None:
     assert len(kvplan.estimate("qwen3-8b").plot().get_yticks()) == 6
     _, own = pyplot.subplots()
     assert kvplan.recommend("llama-3.1-8b", users=20, max_model_len="8k", gpus="h200,l40s").plot(own) is own
+    assert CALLS["a load"][0]().plot().lines
     pyplot.close("all")
 
 

@@ -1,20 +1,16 @@
-"""The load that options describe: which requests, and how they arrive."""
+"""The load that is asked for: which requests, and how they arrive."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isinf
 from pathlib import Path
 from typing import Final
 
-from kvplan.cli import output
-from kvplan.cli.load_options import LoadOptions
-from kvplan.cli.options import refuse_given
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_tokens
+from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_tokens, rate_text
 from kvplan.models.spec import ModelSpec
-from kvplan.report.simulate_text import rate_text
 from kvplan.simulate.arrivals import Arrivals, Closed, Open, Process, Stages
 from kvplan.simulate.slo import Promise, may_miss
 from kvplan.simulate.source import Source, from_lengths, from_profile, from_trace, with_shared_prefix
@@ -29,6 +25,32 @@ RAMP_S: Final = 60.0
 MAX_SHAPE: Final = 1e6
 STAGES_FORM: Final = "write 4, inf, or rates with how long each lasts: 2:60s,8:120s"
 ARRIVALS_FORM: Final = "write constant, poisson or gamma:0.5 (less than 1: in bursts)"
+
+
+Tell = Callable[[str, str], None]  # takes a warning or a note: its kind, its text
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWords:
+    """A load as it is written; None: not given."""
+
+    trace: str | None = None
+    profile: str | None = None
+    prompt_tokens: str | None = None
+    output_tokens: str | None = None
+    shared_prefix: str | None = None
+    num_requests: str | None = None
+    seed: str | None = None
+    rate: str | None = None
+    arrivals: str | None = None
+    max_concurrency: str | None = None
+    users: str | None = None
+    think: str | None = None
+    ramp: str | None = None
+
+    @property
+    def names_source(self) -> bool:
+        return any((self.trace, self.profile, self.prompt_tokens, self.output_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +130,25 @@ def process_text(process: Process) -> str:
     return "evenly spaced" if isinf(process.shape) else f"gamma gaps of shape {process.shape:g}"
 
 
-def load_of(options: LoadOptions) -> Load:
-    source = source_of(options)
+def load_of(words: LoadWords, tell: Tell) -> Load:
+    source = source_of(words, tell)
     for note in source.notes:
-        output.tell("warning", note)
-    seed = 0 if options.seed is None else int(parse_seed(options.seed))
-    if options.users is not None:
-        return from_users(options, source, seed)
-    refuse_given(options, ("think", "ramp"), "works only with --users", "remove it, or add --users N")
+        tell("warning", note)
+    seed = 0 if words.seed is None else int(parse_seed(words.seed))
+    if words.users is not None:
+        return from_users(words, source, seed)
+    for flag, text in {"--think": words.think, "--ramp": words.ramp}.items():
+        if text is not None:
+            raise UsageError(flag, "works only with --users", "remove it, or add --users N")
     limit = None
-    if options.max_concurrency is not None:
-        limit = parse_count(options.max_concurrency, "--max-concurrency", most=1_000_000)
-    process = None if options.arrivals is None else parse_process(options.arrivals)
-    if options.rate is None and source.rate is None and limit is None:
+    if words.max_concurrency is not None:
+        limit = parse_count(words.max_concurrency, "--max-concurrency", most=1_000_000)
+    process = None if words.arrivals is None else parse_process(words.arrivals)
+    if words.rate is None and source.rate is None and limit is None:
         raise UsageError(
             "--rate", f"is required: {printable(source.name, 100)} has no arrival rate", "add --rate N or --users N"
         )
-    stages = parse_stages(options.rate) if options.rate is not None else ((source.rate or inf, inf),)
+    stages = parse_stages(words.rate) if words.rate is not None else ((source.rate or inf, inf),)
     if isinf(stages[0][0]):
         if process is not None:
             raise UsageError("--arrivals", "does not apply to requests that all come at once", "remove it")
@@ -135,7 +159,7 @@ def load_of(options: LoadOptions) -> Load:
 
 
 def check_lengths(
-    rows: Iterable[TraceRequest], context: int, model: ModelSpec, promises: Sequence[Promise], *, quiet: bool
+    rows: Iterable[TraceRequest], context: int, model: ModelSpec, promises: Sequence[Promise], tell: Tell
 ) -> None:
     """Refuse a load that mostly exceeds the context, so that times would be meaningless; note the rejected requests."""
     count = longer = needed = 0
@@ -155,19 +179,18 @@ def check_lengths(
     for promise in promises:
         if longer > may_miss(promise, count):
             raise UsageError("--ctx", f"{text}, so no server can meet {promise.name}", cure)
-    if not quiet:
-        output.tell("note", f"{text} and miss every target; {needed:,} is enough for every request")
+    tell("note", f"{text} and miss every target; {needed:,} is enough for every request")
 
 
-def from_users(options: LoadOptions, source: Source, seed: int) -> Load:
+def from_users(words: LoadWords, source: Source, seed: int) -> Load:
     for flag, text in {
-        "--rate": options.rate, "--arrivals": options.arrivals, "--max-concurrency": options.max_concurrency,
+        "--rate": words.rate, "--arrivals": words.arrivals, "--max-concurrency": words.max_concurrency,
     }.items():  # fmt: skip
         if text is not None:
             raise UsageError("--users", f"wait for each response, so {flag} does not apply", "use only one")
-    users = parse_count(options.users or "", "--users", most=1_000_000)
-    think = 0.0 if options.think is None else parse_duration(options.think, "--think", least=0.0)
-    ramp = RAMP_S if options.ramp is None else parse_duration(options.ramp, "--ramp", least=0.0)
+    users = parse_count(words.users or "", "--users", most=1_000_000)
+    think = 0.0 if words.think is None else parse_duration(words.think, "--think", least=0.0)
+    ramp = RAMP_S if words.ramp is None else parse_duration(words.ramp, "--ramp", least=0.0)
     return Load(source, (), users, think, ramp, seed=seed)
 
 
@@ -194,14 +217,14 @@ def parse_process(text: str) -> Process:
     return Process(float(match[1]))
 
 
-def source_of(options: LoadOptions) -> Source:
+def source_of(words: LoadWords, tell: Tell) -> Source:
     """Return the one source that is named."""
-    stated = options.prompt_tokens is not None or options.output_tokens is not None
+    stated = words.prompt_tokens is not None or words.output_tokens is not None
     named = [
         name
         for name, is_given in {
-            "--trace": options.trace is not None,
-            "--profile": options.profile is not None,
+            "--trace": words.trace is not None,
+            "--profile": words.profile is not None,
             "--prompt-tokens": stated,
         }.items()
         if is_given
@@ -210,29 +233,29 @@ def source_of(options: LoadOptions) -> Source:
         if named:
             raise UsageError(" and ".join(named), "conflict", "give one of them")
         raise UsageError("workload", "missing", "give one of --trace, --profile, --prompt-tokens")
-    shared = None if options.shared_prefix is None else shared_prefix(options.shared_prefix)
-    count = None if options.num_requests is None else parse_count(options.num_requests, "--num-requests", 10_000_000)
-    seed = 0 if options.seed is None else int(parse_seed(options.seed))
-    if options.trace is not None:
-        source = from_trace(read_trace(Path(options.trace)), count)
+    shared = None if words.shared_prefix is None else shared_prefix(words.shared_prefix)
+    count = None if words.num_requests is None else parse_count(words.num_requests, "--num-requests", 10_000_000)
+    seed = 0 if words.seed is None else int(parse_seed(words.seed))
+    if words.trace is not None:
+        source = from_trace(read_trace(Path(words.trace)), count)
         if count is not None and source.num_requests < count:
-            output.tell("warning", f"--num-requests {count:,}: the trace has only {source.num_requests:,}; using all")
+            tell("warning", f"--num-requests {count:,}: the trace has only {source.num_requests:,}; using all")
         return source if not shared else with_shared_prefix(source, shared)
-    at_once = options.users or options.max_concurrency
-    users = parse_count(at_once, "--users" if options.users else "--max-concurrency") if at_once else 0
+    at_once = words.users or words.max_concurrency
+    users = parse_count(at_once, "--users" if words.users else "--max-concurrency") if at_once else 0
     num_requests = count or max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))
-    if options.profile is not None:
-        return from_profile(profile(options.profile), num_requests, seed, shared)
-    if options.prompt_tokens is None or options.output_tokens is None:
+    if words.profile is not None:
+        return from_profile(profile(words.profile), num_requests, seed, shared)
+    if words.prompt_tokens is None or words.output_tokens is None:
         raise UsageError("--prompt-tokens and --output-tokens", "must be used together", "set both")
-    prompt = lengths(options.prompt_tokens, "--prompt-tokens")
+    prompt = lengths(words.prompt_tokens, "--prompt-tokens")
     if shared and prompt.longest <= shared:
         raise UsageError(
             f"--shared-prefix {shared:,}",
             f"leaves nothing of prompts of {prompt.longest:,} tokens",
             "state longer ones",
         )
-    return from_lengths(prompt, lengths(options.output_tokens, "--output-tokens"), num_requests, seed, shared or 0)
+    return from_lengths(prompt, lengths(words.output_tokens, "--output-tokens"), num_requests, seed, shared or 0)
 
 
 def shared_prefix(text: str) -> int:
