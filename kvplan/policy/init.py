@@ -16,7 +16,7 @@ from kvplan.core.units import GIB, format_gib, format_size, plural
 from kvplan.planning.plan import Plan, lack_text
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
-from kvplan.servers.base import SERVERS, abilities_of
+from kvplan.servers.base import abilities_of, program_words
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.servers.words.environment import variables
 
@@ -178,7 +178,7 @@ def from_folder(text: str, folder: Path) -> str:
     return relative if relative.startswith(".") else f"./{relative}"
 
 
-LISTED: Final = f"`pgrep -fa '{'|'.join(SERVERS)}'` lists the servers that run"
+LISTED: Final = f"`pgrep -fa '{'|'.join(program_words())}'` lists the servers that run"
 
 
 def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:

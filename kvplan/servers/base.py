@@ -362,6 +362,12 @@ def is_named(text: str) -> bool:
     return any(word in text for name in SERVERS for word in (name, *server_of(name).pasted().starts.images))
 
 
+def program_words() -> list[str]:
+    """A word of each server's process: its own name, or its program's if that does not contain it."""
+    programs = {name: server().launch().program for name, server in SERVERS.items()}
+    return [name if any(name in word for word in words) else words[0] for name, words in programs.items()]
+
+
 def programs() -> str:
     """The commands that start a supported server, for a remedy."""
     *others, last = [f"`{' '.join(server().launch().program)} ...`" for server in SERVERS.values()]

@@ -412,7 +412,7 @@ def test_code_70_for_a_bug(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(*_: object) -> None:
         raise ZeroDivisionError("planted\nin two lines")
 
-    monkeypatch.setattr(estimating, "plan", planted)
+    monkeypatch.setattr(estimating, "plan_tables", planted)
     line = refused(run(*FIT), 70)
     assert line.startswith("internal error: ZeroDivisionError: planted")
     log = Path(line.rpartition(" ")[2])
@@ -432,7 +432,7 @@ def test_code_130_for_an_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch, tm
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(estimating, "plan", interrupt)
+    monkeypatch.setattr(estimating, "plan_tables", interrupt)
     ran = run(*FIT, "--report", tmp_path / "a.json")
     assert (ran.code, ran.out, ran.err) == (130, "", "")
     assert list(tmp_path.iterdir()) == []
@@ -782,7 +782,7 @@ def test_a_number_of_gpus_is_how_many_recommend_may_use(run: Run) -> None:
         (("estimate", "--gpu", "8xh100", "--tp", "4"), "--gpu says 8 GPUs, and --tp x --pp x --dp make 4; change one"),
         (("estimate", "--gpu", "8xh100", "--pp", "3"), "--gpu says 8 GPUs, no multiple of the 3 of --pp x --dp"),
         (("estimate", "--gpu", "8xh100,h100"), "--gpu names h100-80g twice with different numbers; use only one"),
-        (("estimate", "--gpu", "8xnosuch"), "gpu 'nosuch': not in the catalog"),
+        (("estimate", "--gpu", "8xnosuch"), "gpu '8xnosuch': not in the catalog"),
         (("estimate", "--gpu", "2xl40s", "--engine-arg", "tensor_parallel_size=1"), "--gpu says 2 GPUs, and --tp x"),
         (("sweep", "--gpu", "2xl40s", "--tp", "1,2"), "--gpu takes a name without a number here (2 x l40s)"),
         (("recommend", "--users", "9", "--gpu", "2xl40s", "--num-gpus", "4"), "--gpu says 2 GPUs, and --num-gpus 4"),

@@ -436,7 +436,9 @@ def test_a_number_of_gpus_is_read_before_or_after_the_name(text: str, count: int
 
 
 def test_no_name_of_a_gpu_is_read_as_a_number_of_gpus() -> None:
-    for name in entries._aliases(entries.locate("gpus.yaml")):
+    path = entries.locate("gpus.yaml")
+    aliases = [str(word) for name in NAMES for word in entries.entry(path, name).get("aliases", ())]
+    for name in (*NAMES, *aliases):
         assert split_count(name) == (None, name)
         assert split_count(f"8x{name}") == (8, name)
         assert split_count(f"{name}:8") == (8, name)

@@ -82,8 +82,8 @@ CASES = [
     ),
     Case(
         f"estimate {LLAMA} --engine tgi",
-        "use vllm, vllm@VERSION or sglang",
-        ("--engine vllm", "--engine vllm@0.33", "--engine sglang"),
+        "use vllm, vllm@VERSION, sglang or llama.cpp",
+        ("--engine vllm", "--engine vllm@0.33", "--engine sglang", "--engine llama.cpp"),
     ),
     Case(
         f"estimate {LLAMA} --dtype int8",
@@ -98,7 +98,7 @@ CASES = [
             for name in ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
         ),
     ),
-    Case("gpus nosuch", "`kvplan gpus` lists the known ones", ("gpus",)),
+    Case("gpus nosuch", "`kvplan gpus` lists the known ones; --gpu-memory 24GiB plans any other", ("gpus",)),
     Case("models nosuch", "`kvplan models` lists the known ones", ("models",)),
     # options that go together
     Case(
@@ -198,12 +198,14 @@ CASES = [
     Case("estimate - --gpu l40s", "name one of `kvplan models`, a config.json or a Hub id", ()),
     Case(
         "estimate --gpu l40s --from-command 'ls -l'",
-        "paste `vllm serve ...` or `python3 -m sglang.launch_server ...`, or the `docker run ...` of its image",
+        "paste `vllm serve ...`, `python3 -m sglang.launch_server ...` or `llama-server ...`, "
+        "or the `docker run ...` of its image",
         (
             "--from-command 'vllm serve llama-3.1-8b --max-model-len 8192'",
             "--from-command 'python -m vllm.entrypoints.openai.api_server --model llama-3.1-8b --max-model-len 8192'",
             "--from-command 'docker run --gpus all vllm/vllm-openai --model llama-3.1-8b --max-model-len 8192'",
             "--from-command 'python3 -m sglang.launch_server --model-path llama-3.1-8b --context-length 8192'",
+            "--from-command 'llama-server -m Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf -c 8192'",
         ),
     ),
     Case(
@@ -217,7 +219,11 @@ CASES = [
         ("--from-command 'python -m sglang.launch_server --model-path llama-3.1-8b'",),
     ),
     Case("estimate l40s", "`kvplan models` lists the known ones", ()),
-    Case("estimate llama-3.1-8b --gpu nosuch", "`kvplan gpus` lists the known ones", ("gpus",)),
+    Case(
+        "estimate llama-3.1-8b --gpu nosuch --ctx 8k",
+        "`kvplan gpus` lists the known ones; --gpu-memory 24GiB plans any other",
+        ("gpus", "-gpu --gpu-memory 24GiB"),
+    ),
     Case(
         "explore llama-3.1-8b --lengths uniform:1-10 --output page.html",
         "name choices by flags: --tp 1,2 --mean-tokens 1k,4k",
