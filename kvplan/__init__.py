@@ -190,6 +190,8 @@ def why(
     from kvplan.report.answers import Diagnosis
 
     form = replace(_form(options, model, PLAN_KEYWORDS, gpu=gpu, gpu_memory=gpu_memory), several=False)
+    if log == "":
+        raise UsageError("log", "is empty", "give a file's name, or its text")
     is_text = isinstance(log, str) and "\n" in log
     lines = (log if isinstance(log, str) and is_text else read_text(str(log))).splitlines()
     if not any(line.strip() for line in lines):
@@ -238,6 +240,8 @@ def check(
     from kvplan.measure.check import checked, policy_at
     from kvplan.report.answers import Check
 
+    if not isinstance(policy, str | PathLike):
+        raise UsageError("policy", f"is no path but {type(policy).__name__}", "name one file")
     path, notes = Path(policy), list[tuple[str, str]]()
     result = checked(
         policy_at(path, gpu, base), path, today=today, offline=offline, base=base,

@@ -16,6 +16,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_size
 from kvplan.planning.pack import Packing, Tenant, pack
 from kvplan.report.formats import CommandAnswer
+from kvplan.servers.base import abilities_of, terms_of
 from kvplan.servers.releases import DEFAULT
 
 NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]{0,60})=(.+)", re.DOTALL)
@@ -68,6 +69,10 @@ def stated(text: str, options: PackOptions) -> Tenant:
     except KvplanError as error:
         raise error.map_all(lambda wrong: wrong.renamed("--from-command", "command")).within(flag) from error
     request = inputs.requests[0]
+    if abilities_of(request.release.engine).fits_context:
+        title = terms_of(request.release.engine).title
+        problem = f"{title} takes no fraction of a GPU that could be divided"
+        raise UsageError(flag, problem, "estimate it, and give what it takes as --memory-in-use")
     name = name or request.spec.name.rpartition("/")[2]
     inputs.notes = [f"{name}: {note}" for note in inputs.notes]
     output.say(inputs, quiet=options.quiet)

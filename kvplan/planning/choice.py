@@ -114,6 +114,10 @@ def check_supported(request: Request) -> None:
     if not abilities_of(request.release.engine).recommended:
         names, _ = titles(lambda can: can.recommended)
         problem = f"without --slo, recommend supports only {names}"
+        if abilities_of(request.release.engine).fits_context:
+            raise UsageError(
+                "--engine", problem, "size it with `kvplan estimate`, whose --parallel is the number of users"
+            )
         raise UsageError(
             "--engine", problem, "add --slo ttft.p90=2s with a load, or compare servers with `kvplan sweep --engine`"
         )

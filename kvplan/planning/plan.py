@@ -210,9 +210,7 @@ def host_rows(plan: Plan) -> list[HostRow]:
     """Host memory rows: per rank first, then those that a replica has once."""
     rows = list(server_of(plan.request.release.engine).host(plan))
     stored = plan.request.weights_bytes or stored_bytes(plan.request.spec)
-    if plan.slots is not None:
-        stored = sum(place.weights for place in plan.slots.places)
-    if stored is not None:
+    if stored is not None and plan.slots is None:  # where layers are placed, the file is mapped: a row of its own
         rows.append(HostRow("checkpoint", stored, "replica", READ_ONCE, "kvplan/sizing/weights.py", PUBLISHED))
     return sorted(rows, key=lambda row: row.per != "rank")
 

@@ -98,7 +98,10 @@ def target_lines(plan: Plan, stated: Stated, name: str) -> Iterator[str]:
 def engine_values(plan: Plan) -> dict[str, str]:
     """The stated engine arguments, as plain integers; always with the context, because the model's own may change."""
     args, values = plan.request.args, {"engine": plan.request.release.label}
-    values["max_model_len"] = "auto" if args.max_model_len == "auto" else str(plan.capacity.max_model_len)
+    context = args.max_model_len or plan.capacity.max_model_len
+    values["max_model_len"] = str(context if plan.slots is not None else plan.capacity.max_model_len)
+    if args.max_model_len == "auto":
+        values["max_model_len"] = "auto"
     usual = EngineArgs()
     for field in fields(EngineArgs):
         value = getattr(args, field.name)

@@ -19,6 +19,7 @@ CONTEXT_MIB: Final = (148, 477, 605)
 CONTEXT_SOURCE: Final = "free and total memory in llama.cpp's start-up logs of ten kinds of GPU"
 RUNTIMES: Final = {"amd": "HIP", "intel": "SYCL"}
 BATCH, UBATCH, FIT_CTX, MARGIN = 2048, 512, 4096, "1024"  # its defaults; the margin in MiB
+CACHE_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # common/arg.cpp
 EXPERTS: Final = r"ffn_(up|down|gate_up|gate)_(ch|)exps"
 # Arguments of the table that --gpu sets for every server.
 BY_GPUS: Final = ("tensor_parallel_size",)
@@ -82,8 +83,8 @@ def settings(args: EngineArgs, num_devices: int) -> Settings:
         ubatch=args.micro_batch_size or UBATCH,
         gpu_layers=args.gpu_layers,
         flash=args.flash_attn or "auto",
-        cache_k=(args.cache_type_k or "f16").upper(),
-        cache_v=(args.cache_type_v or "f16").upper(),
+        cache_k=_cache_type("--cache-type-k", args.cache_type_k),
+        cache_v=_cache_type("--cache-type-v", args.cache_type_v),
         offload_cache=args.kv_offload is not False,
         full_windows=args.swa_full is True,
         offload_ops=args.op_offload is not False,
@@ -95,6 +96,13 @@ def settings(args: EngineArgs, num_devices: int) -> Settings:
         fit_target=tuple(int(size * MIB) for size in _numbers("--fit-target", args.fit_target or MARGIN)),
         fit_ctx=args.fit_ctx or FIT_CTX,
     )
+
+
+def _cache_type(flag: str, stated: str | None) -> str:
+    """Type of the keys or values in the cache, as in a file."""
+    if stated is not None and stated.lower() not in CACHE_TYPES:
+        raise UsageError(f"{flag} {printable(stated, 40)!r}", "is no type of a cache", f"use {', '.join(CACHE_TYPES)}")
+    return (stated or "f16").upper()
 
 
 def _numbers(flag: str, text: str) -> Iterator[float]:

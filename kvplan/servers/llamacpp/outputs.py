@@ -12,7 +12,15 @@ failures = Failures(
     ready=("server is listening on",),
     starts=("llama_model_loader: loaded meta data",),
     parts={},
-    files=("llama-server", "llama.cpp"),
+    files=(
+        "llama-server",
+        "llama.cpp",
+        "ggml_backend_",
+        "ggml_cuda_init",
+        "llama_init_from_model",
+        "llama_model_load",
+        "llama_kv_cache",
+    ),
     own_marks=True,
 )
 logs = Logs((), rows.plain_figures, rows.plain, commands=("llama-server ",))

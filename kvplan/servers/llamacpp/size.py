@@ -248,8 +248,12 @@ TYPES: Final = (
 
 
 def next_type(run: Started) -> str:
-    """The largest smaller type of a file with which everything is on the GPUs; empty: it is, or none does."""
+    """The largest smaller type of a file with which everything is on the GPUs; empty: it is, none does, or layers or
+    experts are placed by the user.
+    """
     model, own, context = run.model, run.own, run.measured.context
+    if run.stated.gpu_layers is not None or run.stated.overrides:
+        return ""
     whole = run.measured.placement.gpu_layers > run.server.shape.num_blocks and len(own.overrides) == 0
     if (whole and run.obstacle is None) or model.mixed_by == "file" or model.label not in TYPES:
         return ""
