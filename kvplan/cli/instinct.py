@@ -165,11 +165,13 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
 
 
 def renamed(line: Sequence[str], options: Collection[str]) -> Iterator[str]:
-    """The line with the command's own names of options."""
+    """The line with the command's own names of options, unless it has one of these as well."""
+    typed = {word.partition("=")[0] for word in line}
     for word in line:
         name, equals, value = word.partition("=")
         other = OTHER_OPTIONS.get(name)
-        if other is None or name in options or (other[0] not in options and other[0] != "--users"):
+        is_known = other is not None and (other[0] in options or other[0] == "--users") and other[0] not in typed
+        if other is None or name in options or not is_known:
             yield word
         else:
             yield other[0] + (f"={value}" if equals else "")

@@ -41,7 +41,7 @@ def shared_text(cache: SlotCache) -> str:
     return f"{slots} slots share {cells:,} tokens: 1 user at {cells:,}, or {slots} at {cells // slots:,}."
 
 
-def place_lines(doc: PlanDocument, cache: SlotCache, engine: str) -> list[Part]:
+def place_table(cache: SlotCache) -> Table:
     """A row for each GPU and for the host."""
     rows = []
     for place in cache["places"]:
@@ -49,8 +49,11 @@ def place_lines(doc: PlanDocument, cache: SlotCache, engine: str) -> list[Part]:
         sizes = (place["weights"], place["context"], place["compute"], place["total"])
         left = f"{(free - place['total']) / GIB:,.2f} of {free / GIB:,.2f}" if free else ""
         rows.append([place["name"], *(f"{size / GIB:,.2f}" for size in sizes), left])
-    table = Table.of(("GiB", "weights", "caches", "compute", "total", "left of what is free"), rows, left=1)
-    return [line(f"Where the memory goes ({engine})", "bold"), table]
+    return Table.of(("GiB", "weights", "caches", "compute", "total", "left of what is free"), rows, left=1)
+
+
+def place_lines(doc: PlanDocument, cache: SlotCache, engine: str) -> list[Part]:
+    return [line(f"Where the memory goes ({engine})", "bold"), place_table(cache)]
 
 
 def cache_lines(doc: PlanDocument, cache: SlotCache) -> list[Line]:

@@ -166,7 +166,13 @@ def fitting(documents: Sequence[PlanDocument]) -> str:
 
 
 def _one(doc: PlanDocument) -> list[Block]:
-    parts: list[Block] = [bold(headline(doc)), *caveats(doc), _memory(doc), _figures(doc), *_host(doc)]
+    parts: list[Block] = [bold(headline(doc)), *caveats(doc)]
+    if (cache := doc.get("slots")) is not None:
+        from kvplan.report import slots_text  # only for servers that place layers
+
+        parts.append(slots_text.place_table(cache))
+    else:
+        parts += [_memory(doc), _figures(doc), *_host(doc)]
     parts += [f"Limit: {limit['text']}" for limit in doc["limits"]]
     if not doc["fits"] and doc["fixes"]:
         cures = [f"- `{fix['flag']}`: {markdown_text(fix_text(doc, fix))}" for fix in doc["fixes"]]

@@ -96,6 +96,15 @@ def test_part_of_several_names_lists_them(run: Run) -> None:
     assert not {"qwen3-8b", "llama-3.1-8b"} & set(names)
 
 
-@pytest.mark.parametrize("typed", ["frobnicate", "estimate qwen3-8b foo", "qwen3-8b --frobnicate", "gpus a b"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "frobnicate",
+        "estimate qwen3-8b foo",
+        "estimate qwen3-8b --gpus 2 --gpu l40s",
+        "qwen3-8b --frobnicate",
+        "gpus a b",
+    ],
+)
 def test_a_line_without_a_meaning_is_refused_as_before(run: Run, typed: str) -> None:
     assert run(*typed.split()).code == 2

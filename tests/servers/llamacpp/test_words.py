@@ -59,3 +59,13 @@ def test_its_log_gets_no_flag_of_another_server(run: Run, tmp_path: Path) -> Non
     ran = run("why", log)
     assert "cudaMalloc failed" in ran.out
     assert not {"--max-num-seqs", "--enforce-eager", "--tensor-parallel-size"} & set(ran.out.replace(":", " ").split())
+
+
+def test_a_page_has_the_places_of_the_screen(run: Run) -> None:
+    words = ("estimate", "qwen3-32b", "--engine", "llama.cpp", "--gpu", "rtx-4090", "-c", "8192", "-q")
+    page, screen = run(*words, "--format", "markdown").out, run(*words).out
+    for place in ("GPU 0", "host"):
+        cells = [cell.strip() for row in page.splitlines() if row.startswith(f"| {place}") for cell in row.split("|")]
+        row = next(row for row in screen.splitlines() if row.startswith(place))
+        assert [cell for cell in cells[2:] if cell] == row.removeprefix(place).split(maxsplit=4)
+    assert "kept free" not in page
