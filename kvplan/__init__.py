@@ -235,12 +235,13 @@ def check(
     base   a revision: also judge what is weaker than there
     today  the date that waivers and ages are judged by
     """
+    import os
     from pathlib import Path
 
     from kvplan.measure.check import checked, policy_at
     from kvplan.report.answers import Check
 
-    if not isinstance(policy, str | PathLike):
+    if not isinstance(policy, str | os.PathLike):
         raise UsageError("policy", f"is no path but {type(policy).__name__}", "name one file")
     path, notes = Path(policy), list[tuple[str, str]]()
     result = checked(

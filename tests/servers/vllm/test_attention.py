@@ -133,7 +133,7 @@ def test_a_printed_command_is_never_one_that_the_server_refuses() -> None:
         )
         doc = plan_document(short)
         for fix in doc["fixes"]:
-            args = EngineArgs(**read_command(fix["command"]).args)
-            assert plan(Request(catalog.load(fix["model"]), gpu(fix["gpu"]), args)).fits, fix["command"]
+            printed = EngineArgs(**read_command(fix["command"]).args)
+            assert plan(Request(catalog.load(fix["model"]), gpu(fix["gpu"]), printed)).fits, fix["command"]
     assert num_fits >= 10
     assert refused > 10
