@@ -55,7 +55,7 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     if users is not None and load.source.num_requests < users:
         raise UsageError(
             f"--num-requests {load.source.num_requests:,}",
-            f"are fewer than the {users:,} users, who would never run at once",
+            f"is fewer than the {users:,} users, so they would never all run at once",
             f"write {2 * users} or more",
         )
     spare = 0 if options.spare in (None, "0") else parse_count(options.spare or "", "--spare", 1000)

@@ -5,6 +5,7 @@ Every answer is read-only, can be pickled, and equals another if their documents
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from kvplan.simulate.outcome import SimulationAnswer
 
 
-class Result:
+class Result(ABC):
     """What a command answers: `str()` is its text, `to_dict()` its JSON document.
 
     notes     what was derived or assumed while reading the model and the options
@@ -76,8 +77,9 @@ class Result:
         headline, _, details = str(self).partition("\n")
         return f"<p><b>{escape(headline)}</b></p><pre>{escape(details.lstrip(chr(10)))}</pre>"
 
+    @abstractmethod
     def _shapes(self) -> CommandAnswer:
-        raise NotImplementedError
+        """The answer for each format."""
 
     @property
     def headline(self) -> str:

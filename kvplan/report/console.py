@@ -70,8 +70,10 @@ def shapes(tables: Sequence[PlanTable], *, explain: bool = False) -> CommandAnsw
 
         return text.memory_bars(plans)
 
+    def screen(blocks: bool) -> list[Part]:
+        return table_parts(tables, blocks=blocks, explain=explain)
+
     servers = [plan.request.release.label for plan in plans]
-    screen = lambda blocks: table_parts(tables, blocks=blocks, explain=explain)  # noqa: E731
     return CommandAnswer(screen, document, rows, page, figures, servers)
 
 

@@ -48,7 +48,7 @@ _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 def models(name: str | None = None, family: str | None = None, max_params: str | None = None) -> CommandAnswer:
     """The catalog's models, or all data of the one that is named."""
-    most = None if max_params is None else parse_params(max_params)
+    largest = None if max_params is None else parse_params(max_params)
     names = catalog.model_names()
     if name is not None:
         names = [other for other in names if is_of(other, name)]  # a part of several names
@@ -56,8 +56,8 @@ def models(name: str | None = None, family: str | None = None, max_params: str |
             is_part = catalog.find(name) is None and names
             return one_model(names[0] if is_part else name)
     rows = [tables.model_row(other, catalog.load(other)) for other in names if family is None or is_of(other, family)]
-    if most is not None:
-        rows = [row for row in rows if row["parameters"] <= most]
+    if largest is not None:
+        rows = [row for row in rows if row["parameters"] <= largest]
     if not rows:
         raise UsageError("models", "no model matches", "relax --family or --max-params")
     return listed(

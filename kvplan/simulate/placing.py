@@ -147,7 +147,7 @@ def placed(
         timed_or_missed = fewest_servers(option, demand)
         if isinstance(timed_or_missed, Timed):
             timed.append(timed_or_missed)
-            tell(f"{gpus_text(option, timed_or_missed.servers)} keep the targets")
+            tell(f"{gpus_text(option, timed_or_missed.servers)} meet the targets")
         else:
             missed.append(timed_or_missed)
             tell(f"{option.gpu}: {timed_or_missed.reason}")

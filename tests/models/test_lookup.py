@@ -33,7 +33,7 @@ def test_a_repository_is_known_without_its_owner(name: str, hub_id: str) -> None
         "/mnt/llm/Qwen3-8B/",
         "/mnt/llm/Qwen3-8B/config.json",
         "/data/modelscope/Qwen/Qwen3-8B",
-        "/root/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/9c925d64d72725edaf899c6cb9c377fd0709d9c5",
+        "/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/9c925d64d72725edaf899c6cb9c377fd0709d9c5",
         "/kaggle/input/qwen-3/transformers/8b/1",
         r"D:\models\Qwen3-8B",
         "models/Qwen/Qwen3-8B",

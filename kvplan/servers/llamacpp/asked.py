@@ -101,7 +101,7 @@ def settings(args: EngineArgs, num_devices: int) -> Settings:
 def _cache_type(flag: str, stated: str | None) -> str:
     """Type of the keys or values in the cache, as in a file."""
     if stated is not None and stated.lower() not in CACHE_TYPES:
-        raise UsageError(f"{flag} {printable(stated, 40)!r}", "is no type of a cache", f"use {', '.join(CACHE_TYPES)}")
+        raise UsageError(f"{flag} {printable(stated, 40)!r}", "is not a cache type", f"use {', '.join(CACHE_TYPES)}")
     return (stated or "f16").upper()
 
 

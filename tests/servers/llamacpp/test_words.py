@@ -14,7 +14,7 @@ PASTED = "llama-server -hf unsloth/Qwen3-14B-GGUF:Q8_0 -c 32768 -np 4 -ngl 99"
 def test_a_type_that_no_cache_has_is_refused_with_those_there_are(run: Run, flag: str) -> None:
     """The types are those of common/arg.cpp (kv_cache_types)."""
     line = refused(run("estimate", "qwen3-8b", "--engine", "llama.cpp", "--gpu", "rtx-4090", "-c", "8192", flag, "q9"))
-    assert line.endswith("is no type of a cache; use f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1")
+    assert line.endswith("is not a cache type; use f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1")
 
 
 def test_commands_for_pools_say_that_they_do_not_take_it(run: Run) -> None:
