@@ -85,6 +85,17 @@ def test_a_file_is_read_by_the_command_for_its_kind(run: Run, tmp_path: Path, mo
     )
 
 
+def test_a_policy_is_written_for_a_manifest(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model, context, release and GPU are the container's, and the policy holds."""
+    monkeypatch.chdir(tmp_path)
+    Path("deploy.yaml").write_text(DEPLOYMENT, encoding="utf-8")
+    assert run("check", "--init", "deploy.yaml").code == 0
+    text = Path("kvplan.policy.yaml").read_text(encoding="utf-8")
+    for stated in ("model: Qwen/Qwen3-8B", "gpu: l40s", "engine: vllm@0.20.0", "max_model_len: 16384"):
+        assert f"    {stated}\n" in text
+    assert run("check").code == 0
+
+
 def test_a_log_is_a_logs_place_too(run: Run) -> None:
     example = ("examples/vllm-0.10.log", "--gpu", "a100-80g")
     assert run("reconcile", *example).out == run("reconcile", "--log", *example).out

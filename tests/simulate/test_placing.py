@@ -188,3 +188,24 @@ def test_every_format_says_what_no_published_result_has(run: Run, tmp_path: Path
     unseen = run(*command, *words).json["unseen"]
     assert unseen == ["borrowed kernels (int4 linear layers as in bfloat16)", "weights in awq"]
     assert f"no published benchmarks with {unseen[0]} or {unseen[1]}" in report.read_text()
+
+
+def test_the_closed_form_is_said_before_anything_is_simulated(run: Run) -> None:
+    """Then a line for each placement that was, which is in the answer; -q has none of them."""
+    words = ("recommend", *MODEL, *LOAD, *SLO, "--rate", "2", "--gpus", "l40s,h100-80g")
+    ran = run(*words)
+    lines = [line.removeprefix("kvplan: progress: ") for line in ran.err.splitlines() if ": progress: " in line]
+    assert lines[0].startswith("by the closed form at least ")
+    assert len(lines) >= 2
+    for line in lines[1:]:
+        assert line.endswith(" meet the targets")
+        assert line.partition(" meet")[0] in ran.out
+    assert ": progress: " not in run(*words, "-q").err
+
+
+def test_fewer_requests_than_users_are_refused(run: Run) -> None:
+    words = ("recommend", *MODEL, *SLO, "--users", "50", "--prompt-tokens", "500", "--output-tokens", "100")
+    line = refused(run(*words, "--gpus", "l40s", "--num-requests", "20"))
+    assert line == (
+        "--num-requests 20 is fewer than the 50 users, so they would never all run at once; write 100 or more"
+    )
