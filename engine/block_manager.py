@@ -269,6 +269,14 @@ class BlockManager:
         for block in blocks:
             self.pool.forget(block)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget the contents of every block; False, and none forgotten, while a sequence holds one."""
+        if self.num_free_blocks < self.num_usable_blocks:
+            return False
+        for block in list(self.pool.key_of):
+            self.pool.forget(block)
+        return True
+
     def _aligned(self, num_tokens: int) -> int:
         return num_tokens // self.hit_alignment * self.hit_alignment
 

@@ -142,7 +142,19 @@ def simulated(options: ServeOptions) -> "Start":
     opening = simulated_line(the_plan.request.release.label, gpu.device_name, gpu.total_memory)
     log = [opening, *server_of(engine).outputs().logs.lines(the_plan)]
     facts = (cache_config(the_plan), log, spec.name, spec.vocab_size, Hooks(backend.delay), modules)
-    return Start(backend, *facts, tiers=backend.tiers, whole_log=tuple(log))
+    vector_size = spec.hidden_size if pools(the_plan) else None
+    return Start(backend, *facts, backend.tiers, tuple(log), vector_size, is_simulated=True)
+
+
+def pools(the_plan: "Plan") -> bool:
+    """True if the server embeds prompts; one that classifies them is refused."""
+    from kvplan.servers.vllm.pooling import converts
+
+    match converts(the_plan.request.spec, the_plan.request.args):
+        case "classify":
+            raise UsageError("serve --simulate", "no classifier is simulated", "use --convert embed")
+        case conversion:
+            return conversion is not None
 
 
 def with_drafts(options: ServeOptions, drafts: "Drafts") -> ServeOptions:
@@ -369,6 +381,7 @@ class Front:
     requests: int | None
     tokens: int | None
     timeout_s: float | None
+    is_strict: bool
 
 
 @contextmanager
@@ -385,6 +398,7 @@ def front_of(options: ServeOptions) -> Iterator[Front]:
         "requests": None if requests is None else parse_count(requests, "--max-num-queued-reqs"),
         "tokens": None if tokens is None else parse_tokens(tokens, "--max-num-queued-tokens"),
         "timeout_s": None if timeout is None else parse_duration(timeout, "--request-timeout"),
+        "is_strict": options.strict_fields,
         "template": template_of(text_directory(options)),
     }
     with bind(options.host or HOST, port_of(options.port or PORT)) as listener:
@@ -478,6 +492,7 @@ def say_log(lines: list[str]) -> None:
 def served_of(front: Front, start: "Start") -> "ServedModel":
     """The server's metadata and limits."""
     from kvplan.serve.app import ServedModel
+    from kvplan.serve.fields import Door
     from kvplan.serve.generation import Limits
 
     usual = max(LEAST_QUEUED, 4 * start.backend.scheduler.config.max_num_seqs)
@@ -490,4 +505,6 @@ def served_of(front: Front, start: "Start") -> "ServedModel":
         api_keys=front.api_keys,
         adapters=start.adapters,
         request_timeout_s=front.timeout_s,
+        vector_size=start.vector_size,
+        door=Door(start.is_simulated, front.is_strict, lambda line: say_log([line])),
     )

@@ -46,6 +46,9 @@ class ServeOptions(PlanOptions):
     drain_timeout: Text = option(
         "--drain-timeout TIME", "Time for running requests to finish after SIGTERM. Default: 30s."
     )
+    strict_fields: bool = option(
+        "--strict-fields", "Reject unknown and unsupported request fields (400) instead of logging them once.", False
+    )
     # text
     tokenizer: Text = option(
         "--tokenizer DIR",

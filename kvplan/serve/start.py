@@ -32,6 +32,8 @@ class Start:
     adapters: dict[str, str] = field(default_factory=dict)
     tiers: "Tiers[Any] | None" = None  # KV offloading tiers
     whole_log: tuple[str, ...] = ()
+    vector_size: int | None = None  # of a pooling model
+    is_simulated: bool = False
 
 
 def cache_config(plan: Plan) -> dict[str, str]:

@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
@@ -23,6 +24,7 @@ from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
 from kvplan.planning.plan import Plan
 from kvplan.serve.drafts import Drafts
+from kvplan.serve.jobs import Simulated
 from kvplan.serve.text import end_token_of
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
@@ -38,6 +40,7 @@ ANSWER: Final = (
 )
 
 
+PLAIN: Final = Simulated()
 REST_S: Final = 0.005  # longest wait for a copy in a step with nothing to run
 
 
@@ -73,6 +76,31 @@ class Flight:
 
     batch: Batch
     end: float
+
+
+@dataclass(slots=True)
+class Script:
+    """What a request's output will be.
+
+    words  token ids that follow each other, again from the first after the last
+    start  index of the first one
+    luck   source of draft acceptance
+    ends   True: the output ends after the last word; else at the server's length
+    """
+
+    words: Several[int]
+    start: int
+    luck: Random
+    min_tokens: int = 0
+    ends: bool = False
+    is_pooled: bool = False
+
+    def word(self, place: int, stops: frozenset[int]) -> int:
+        """Return the output's token at a place; before min_tokens none that ends it, as far as there is another."""
+        first = (self.start + place) % len(self.words)
+        if place >= self.min_tokens or self.ends or self.words[first] not in stops:
+            return self.words[first]
+        return next((word for word in (*self.words[first:], *self.words) if word not in stops), self.words[first])
 
 
 class Twin:
@@ -114,8 +142,7 @@ class Twin:
         self._words = [0] if tokenizer is None else tokenizer.encode(ANSWER, add_special_tokens=False).ids
         self._adapters = adapters
         self._requests: dict[str, Request] = {}
-        self._starts: dict[str, int] = {}  # request id -> start of its response in the text
-        self._luck: dict[str, Random] = {}  # request id -> random source of draft acceptance
+        self._scripts: dict[str, Script] = {}  # of requests
         self._in_flight: deque[Flight] = deque()
         self._free_at = 0.0  # time at which the simulated device becomes idle
         self._ended: list[Request] = []  # the next step returns their outputs
@@ -144,14 +171,9 @@ class Twin:
         cache_salt: str | None = None,
         adapter: str | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
+        simulated: Simulated = PLAIN,
     ) -> Request:
         params = params or SamplingParams()
-        if params.logit_bias:
-            raise InvalidInputError(
-                "logit_bias",
-                "this server simulates and has no logits: its answer is a fixed text",
-                "remove it, or serve a model",
-            )
         if adapter is not None and adapter not in self._adapters:
             raise InvalidInputError("adapter", f"{adapter!r:.60} is not known", "name another, or remove it")
         keys = () if adapter is None else (("lora", adapter, self._adapters[adapter]),)
@@ -165,30 +187,33 @@ class Twin:
             stop_token_ids=stop_token_ids(params, self._eos, self.tokenizer),
             skips_cache=params.prompt_logprobs is not None,
         )
-        if not self._eos and not params.ignore_eos:  # no end token exists
-            seq.max_tokens = min(seq.max_tokens, self._output_tokens)
+        script = self._script(seq, params, simulated)
+        if not self._eos and (script.ends or not params.ignore_eos):  # no end token exists
+            length = len(script.words) if script.ends else max(self._output_tokens, script.min_tokens)
+            seq.max_tokens = max(1, min(seq.max_tokens, length))
         self.scheduler.add(seq)
-        request = self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
+        request = Request(seq, params, on_token, self.tokenizer, min_tokens=script.min_tokens)
+        self._requests[seq.request_id], self._scripts[seq.request_id] = request, script
         if params.prompt_logprobs is not None:
             rivals = params.prompt_logprobs
             request.prompt_logprobs += [_logprobs(token, rivals) for token in seq.token_ids[1:]]
-        start = _start(seq.token_ids, params.seed)
-        self._starts[seq.request_id] = start % len(self._words)
-        if self._drafts is not None:
-            self._luck[seq.request_id] = Random(start)
         return request
+
+    def _script(self, seq: Sequence, params: SamplingParams, simulated: Simulated) -> Script:
+        start = _start(seq.token_ids, params.seed)
+        if simulated.answer is not None:
+            return Script(simulated.answer, 0, Random(start), ends=True)
+        return Script(
+            self._words, start % len(self._words), Random(start), simulated.min_tokens, is_pooled=simulated.is_pooled
+        )
 
     def abort(self, request_id: str) -> object:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.scheduler.abort(request_id)
             request.on_token = None
-            self._forget(request_id)
+            del self._scripts[request_id]
         return request
-
-    def _forget(self, request_id: str) -> None:
-        del self._starts[request_id]
-        self._luck.pop(request_id, None)
 
     def delay(self, request: Request) -> float:
         """Return the current delay in seconds between a request's step and its tokens' delivery to the client."""
@@ -257,6 +282,10 @@ class Twin:
     def _take_in(self, flight: Flight) -> None:
         """Wait until a batch has run, and deliver its tokens."""
         self._clock.sleep_until(flight.end)
+        for seq in flight.batch.samples:
+            if not seq.is_finished and self._scripts[seq.request_id].is_pooled:
+                self.scheduler.finish(seq.request_id, "stop")
+                self._end(self._requests[seq.request_id])
         seqs = [seq for seq in flight.batch.samples if not seq.is_finished]
         tokens = {seq.request_id: self._tokens(seq, flight.batch) for seq in seqs}
         self.scheduler.update(flight.batch, tokens)
@@ -271,7 +300,7 @@ class Twin:
         num_held = 0
         if num_drafts:
             assert self._drafts is not None
-            num_held = self._drafts.num_accepted(self._luck[seq.request_id], num_drafts)
+            num_held = self._drafts.num_accepted(self._scripts[seq.request_id].luck, num_drafts)
         return [self._token(seq, seq.num_output_tokens + place) for place in range(num_held + 1)]
 
     def _propose(self, batch: Batch) -> None:
@@ -283,11 +312,13 @@ class Twin:
         drafting.propose({seq: drafts for seq in batch.samples if seq.status == "running"})
 
     def _token(self, seq: Sequence, place: int) -> int:
-        params = self._requests[seq.request_id].params
-        if self._eos and not params.ignore_eos and place + 1 >= self._output_tokens:
+        params, script = self._requests[seq.request_id].params, self._scripts[seq.request_id]
+        if script.ends and place >= len(script.words):
+            return min(self._eos, default=0)
+        is_over = place >= script.min_tokens and place + 1 >= self._output_tokens and not params.ignore_eos
+        if self._eos and is_over and not script.ends:
             return min(self._eos)
-        token: int = self._words[(self._starts[seq.request_id] + place) % len(self._words)]
-        return token
+        return script.word(place, seq.stop_token_ids)
 
     def _receive(self, request: Request) -> None:
         """Pass a sequence's new tokens on to its request."""
@@ -308,7 +339,7 @@ class Twin:
     def _end(self, request: Request) -> None:
         request_id = request.seq.request_id
         if self._requests.pop(request_id, None) is not None:  # None: aborted by a callback
-            self._forget(request_id)
+            del self._scripts[request_id]
             self._ended.append(request)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 from engine.request import Request, RequestOutput, TokenUpdate
 from kvplan.core.errors import KvplanError, SettingError
@@ -19,6 +19,7 @@ IDLE_S: Final = 30.0
 MOST_FAILURES: Final = 3  # consecutive failed steps after which /health reports 503
 
 
+T = TypeVar("T")
 CLIENT_WORDS: Final = {"prompt_logprobs": "logprobs with echo", "speculative_config": "speculation"}
 
 
@@ -55,7 +56,10 @@ class Worker:
         self.lost: Exception | None = None  # in the loop: what ended the thread before its time
         self.on_lost: Callable[[], None] = do_nothing  # called in the loop
         self.jobs: dict[str, Job] = {}  # in the loop: unfinished jobs
-        self._inbox: queue.SimpleQueue[Job | str | None] = queue.SimpleQueue()
+        self.refuses = False  # in the loop: no new requests, as the server sleeps
+        self.is_paused = False  # no steps; set in the thread
+        self._calls: set[asyncio.Future[Any]] = set()  # in the loop
+        self._inbox: queue.SimpleQueue[Job | str | Callable[[], None] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="kvplan-engine", daemon=True)
         self._own: dict[str, Job] = {}  # in the thread: jobs submitted to the backend
@@ -82,6 +86,47 @@ class Worker:
                 job.has_ended = True
                 self._inbox.put(job.request_id)
 
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """Abort jobs whose clients wait: they get what there is, with finish reason "abort"."""
+        for job in jobs:
+            self._inbox.put(job.request_id)
+            self._give(job, [Piece(finish=Finish("abort"))])
+
+    async def call(self, run: Callable[[Any], T]) -> T:
+        """Run something with the backend in its thread, between two steps; raise what it raises."""
+        if self.lost is not None:
+            raise self.lost
+        loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+
+        def settle(result: T | None, error: Exception | None) -> None:
+            if future.done():  # the client is gone
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def in_thread() -> None:
+            try:
+                result, error = run(self.backend), None
+            except Exception as problem:
+                result, error = None, problem
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(settle, result, error)
+
+        self._inbox.put(in_thread)
+        return cast("T", await future)
+
+    async def pause(self) -> None:
+        """Run no step from now on, until `resume`."""
+        await self.call(lambda _: setattr(self, "is_paused", True))
+
+    def resume(self) -> None:
+        self.refuses = self.is_paused = False
+        self._inbox.put(do_nothing)
+
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
@@ -102,6 +147,9 @@ class Worker:
         self.lost = error
         for job in list(self.jobs.values()):
             self._give(job, [failed(error)])
+        for future in list(self._calls):
+            if not future.done():
+                future.set_exception(error)
         self.on_lost()
 
     def _deliver(self, pieces: dict[Job, list[Piece]]) -> None:
@@ -136,16 +184,20 @@ class Worker:
 
     def _work(self) -> None:
         while self._take_in():
-            if self.backend.has_unfinished:
+            if self._has_steps:
                 self._step()
             self._send()
         for request_id in list(self._own):
             self._abort(request_id)
         self._hooks.close()
 
+    @property
+    def _has_steps(self) -> bool:
+        return self.backend.has_unfinished and not self.is_paused
+
     def _take_in(self) -> bool:
-        """Process new submissions and aborts, blocking if the backend is idle; return False on close."""
-        wait = not self.backend.has_unfinished
+        """Process new submissions, aborts and calls, blocking if the backend is idle; return False on close."""
+        wait = not self._has_steps
         while True:
             try:
                 item = self._inbox.get(block=wait, timeout=IDLE_S)
@@ -160,6 +212,8 @@ class Worker:
                     self._abort(item)
                 case Job():
                     self._add(item)
+                case _:
+                    item()
             wait = False
 
     def _add(self, job: Job) -> None:
@@ -172,6 +226,7 @@ class Worker:
                 cache_salt=job.cache_salt,
                 adapter=job.adapter,
                 on_token=self._on_token,
+                **({} if job.simulated is None else {"simulated": job.simulated}),
             )
         except BackendLostError:
             raise
