@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -47,6 +47,7 @@ class Admin:
             "/resume": self.resume,
             "/abort_requests": self.abort_requests,
             "/reset_prefix_cache": self.reset_prefix_cache,
+            "/faults": self.change_faults,
             "/reset_mm_cache": self.reset_nothing,
             "/reset_encoder_cache": self.reset_nothing,
         }
@@ -54,7 +55,19 @@ class Admin:
     def gets(self) -> dict[str, Callable[[Request], Any]]:
         if not self.served.door.is_simulated:
             return {"/load": self.load}
-        return {"/load": self.load, "/is_sleeping": self.is_sleeping, "/is_paused": self.is_paused}
+        own = {"/faults": self.faults, "/kv_event_sources": self.event_sources}
+        return {"/load": self.load, "/is_sleeping": self.is_sleeping, "/is_paused": self.is_paused, **own}
+
+    async def faults(self, request: Request) -> Response:
+        return JSONResponse(self.served.faults.rates)
+
+    async def change_faults(self, request: Request) -> Response:
+        self.served.faults.change(parsed(await self.body(request)))
+        return JSONResponse(self.served.faults.rates)
+
+    async def event_sources(self, request: Request) -> Response:
+        publisher = getattr(self.worker.backend, "publisher", None)
+        return JSONResponse({} if publisher is None else {str(publisher.rank): asdict(publisher.config)})
 
     async def load(self, request: Request) -> Response:
         names = {job.request_id.rpartition("-")[0] for job in self.worker.jobs.values()}

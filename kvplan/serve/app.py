@@ -171,6 +171,7 @@ class Api:
     async def _answer(self, request: Request, prepared: Prepared) -> Response:
         if self.is_draining:
             raise SHUTTING_DOWN
+        self.served.faults.strike()
         model, values, shape = prepared.model, prepared.values, prepared.shape
         with_usage, each_usage = _stream_options(values, is_strict=self.served.door.is_strict)
         adapter = model if model in self.served.adapters else None

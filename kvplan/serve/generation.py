@@ -216,7 +216,7 @@ def started(worker: Worker, limits: Limits, prepared: "Prepared", adapter: str |
         for params in params_of_prompt:
             index, priority, salt = len(jobs), values["priority"], values["cache_salt"]
             job = Job(f"{name}-{index}", prompt, params, pieces, index, group, priority, salt, adapter)
-            job.simulated = prepared.simulated
+            job.simulated, job.times.arrived = prepared.simulated, worker.now()
             jobs.append(job)
     for job in jobs:
         worker.submit(job)

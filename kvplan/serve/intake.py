@@ -18,6 +18,7 @@ from kvplan.serve import pooling
 from kvplan.serve.answers import ChatShape, CompletionShape, Echo, PromptIds, Shape, Texts
 from kvplan.serve.bodies import parsed
 from kvplan.serve.chat import ChatTemplate, messages_of
+from kvplan.serve.faults import Faults
 from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, Door, read
 from kvplan.serve.filler import constrained_text, forced_call
 from kvplan.serve.generation import (
@@ -46,6 +47,7 @@ class ServedModel:
 
     names     model names; responses and metrics use the first
     num_tokens  vocabulary size of the model
+    faults    shares of requests that fail, of a simulated server
     vector_size  of a pooling model's embeddings; None: it generates
     version   version of kvplan
     adapters  adapter name -> path; clients use the name in place of the model's
@@ -58,6 +60,7 @@ class ServedModel:
     version: str
     limits: Limits
     template: ChatTemplate
+    faults: Faults = field(default_factory=Faults)
     vector_size: int | None = None
     door: Door = field(default_factory=Door)
     api_keys: tuple[str, ...] = ()

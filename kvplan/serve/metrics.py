@@ -4,7 +4,6 @@ Metrics that do not apply to this server (other nodes, images) are omitted rathe
 vLLM does not have, begin with `kvplan:`.
 """
 
-import time
 from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +28,7 @@ from kvplan.servers.logs.metrics import START_ARGUMENTS, START_FIGURE, START_SER
 if TYPE_CHECKING:
     from engine.tiers import Tiers
     from kvplan.serve.jobs import Job, Piece
+    from kvplan.serve.twin import Lag
 
 REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 LIMITS: Final = ("max_num_queued_reqs", "max_num_queued_tokens")
@@ -82,6 +82,7 @@ class ServerMetrics:
         max_loras: int = 0,
         tiers: "Tiers[Any] | None" = None,
         start: ServerLog | None = None,
+        rank: int = 0,
     ) -> None:
         """Register the metrics.
 
@@ -89,12 +90,13 @@ class ServerMetrics:
         max_loras   slots for adapters; 0: no adapter metrics
         tiers       KV offloading tiers; None: no tiers, and no metrics for them
         start       start-up log of all ranks, which the page repeats
+        rank        the data-parallel rank
         """
         self.registry = CollectorRegistry()
         GCCollector(self.registry)
         PlatformCollector(self.registry)
         ProcessCollector(registry=self.registry)
-        self._labels = {"model_name": model_name, "engine": "0"}
+        self._labels = {"model_name": model_name, "engine": str(rank)}
         self._max_model_len = max_model_len
         self._queries = self._hits = self._preemptions = 0  # scheduler counts reported so far
         self._step_tokens = 0
@@ -111,7 +113,7 @@ class ServerMetrics:
             (*cache_config, "engine"),
             registry=self.registry,
         )
-        info.labels(**cache_config, engine="0").set(1)
+        info.labels(**cache_config, engine=str(rank)).set(1)
         self._max_loras = str(max_loras)
         self._adapters: list[str] = []  # adapters with requests, in order of first use
         self._lora_info = self._lora_gauge() if max_loras else None
@@ -284,6 +286,19 @@ class ServerMetrics:
             *by_place.values(),
         ]
 
+    def watch(self, lag: "Lag") -> None:
+        """Show how far a simulated server is behind its plan."""
+        for name, text, read in (
+            (
+                "step_lag_seconds",
+                "How late the last step ended, by the plan.",
+                lambda: lag.last,
+            ),
+            ("step_time_factor", "Time that steps take / time that the plan gives them.", lambda: lag.factor),
+        ):
+            gauge = Gauge(f"kvplan:{name}", text, tuple(self._labels), registry=self.registry)
+            gauge.labels(**self._labels).set_function(read)
+
     # --- events -------------------------------------------------------------------------------------------------
 
     def rejected(self, limit: str) -> None:
@@ -349,9 +364,9 @@ class ServerMetrics:
         if self._lora_info is not None:
             self._adapters_now(self._lora_info, scheduler)
 
-    def ended(self, job: "Job", reason: str) -> None:
+    def ended(self, job: "Job", reason: str, now: float) -> None:
         """Record the end of a request, for whatever reason."""
-        times, request, now = job.times, job.request, time.monotonic() + job.delay
+        times, request, now = job.times, job.request, now + job.delay
         assert request is not None
         num_tokens = request.seq.num_output_tokens
         if job.simulated is not None and job.simulated.is_pooled and reason == "stop":

@@ -10,6 +10,7 @@ from kvplan.serve.worker import NO_HOOKS, Hooks
 
 if TYPE_CHECKING:
     from engine.tiers import Tiers
+    from kvplan.serve.twin import Lag
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Start:
     tiers: "Tiers[Any] | None" = None  # KV offloading tiers
     whole_log: tuple[str, ...] = ()
     vector_size: int | None = None  # of a pooling model
-    is_simulated: bool = False
+    lag: "Lag | None" = None  # of a simulated server
+    rank: int = 0  # the data-parallel one
 
 
 def cache_config(plan: Plan) -> dict[str, str]:

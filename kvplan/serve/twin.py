@@ -5,6 +5,7 @@ gets the same tokens. It ends after the server's configured number of tokens, or
 """
 
 import hashlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from kvplan.core.errors import InvalidInputError
 from kvplan.planning.plan import Plan
 from kvplan.serve.drafts import Drafts
 from kvplan.serve.jobs import Simulated
+from kvplan.serve.kv_events import EventLog, Publisher, check_groups
 from kvplan.serve.text import end_token_of
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
@@ -41,6 +43,8 @@ ANSWER: Final = (
 
 
 PLAIN: Final = Simulated()
+WINDOW: Final = 100  # steps over which the host's lag is averaged
+LATE: Final = 1.1  # times the planned duration from which a warning is due
 REST_S: Final = 0.005  # longest wait for a copy in a step with nothing to run
 
 
@@ -55,11 +59,56 @@ class Clock(Protocol):
 class WallClock:
     """The machine's monotonic clock."""
 
+    is_virtual = False
+
     def now(self) -> float:
         return time.monotonic()
 
     def sleep_until(self, moment: float) -> None:
         time.sleep(max(0.0, moment - self.now()))
+
+
+class VirtualClock:
+    """A clock that only steps move: every time is the plan's, and nobody waits."""
+
+    is_virtual = True
+
+    def __init__(self) -> None:
+        self._now = time.monotonic()
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep_until(self, moment: float) -> None:
+        self._now = max(self._now, moment)
+
+
+def unix_time(clock: "WallClock | VirtualClock") -> Callable[[], float]:
+    """Return the clock as seconds since 1970."""
+    offset = time.time() - clock.now()
+    return lambda: clock.now() + offset
+
+
+class Lag:
+    """How late steps end because the host takes longer than the plan gives it; `warn` is called once, with a line."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self.last = 0.0  # seconds of the last step
+        self.factor = 1.0  # of the last WINDOW steps: time taken / time planned
+        self._warn: Callable[[str], None] | None = warn
+        self._num_steps, self._late, self._planned = 0, 0.0, 0.0
+
+    def count(self, late: float, planned: float) -> None:
+        self.last = max(0.0, late)
+        self._num_steps += 1
+        self._late, self._planned = self._late + self.last, self._planned + planned
+        if self._num_steps < WINDOW:
+            return
+        self.factor = 1 + self._late / self._planned if self._planned else 1.0
+        self._num_steps, self._late, self._planned = 0, 0.0, 0.0
+        if self.factor > LATE and self._warn is not None:
+            self._warn(f"this host falls behind: steps take {self.factor:.1f} times as long as planned; lower --speed")
+            self._warn = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +125,7 @@ class Flight:
 
     batch: Batch
     end: float
+    seconds: float  # that the plan gives it
 
 
 @dataclass(slots=True)
@@ -111,6 +161,9 @@ class Twin:
     adapters       adapter name -> path: affects batching and prefix-cache hits
     drafts         speculative decoding: draft tokens and their acceptance
     tiers          KV offloading tiers
+    noise          standard deviation of the logarithm of step times, whose mean stays the plan's
+    publisher      where KV events go; None: nowhere
+    warn           takes a line for whoever runs the server
     """
 
     def __init__(
@@ -126,13 +179,24 @@ class Twin:
         adapters: Mapping[str, str] = MappingProxyType({}),
         drafts: Drafts | None = None,
         tiers: TimedTiers | None = None,
+        noise: float = 0.0,
+        publisher: Publisher | None = None,
+        warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         config = scheduler_config(plan, "paged")
         self.tokenizer = tokenizer
         self.max_model_len = config.max_model_len
         self.tiers, self._drafts = tiers, drafts
         self.scheduler = self._scheduler(config, plan)
-        self._clock = clock or WallClock()
+        self.clock, self.lag, self._noise, self._luck = clock or WallClock(), Lag(warn), noise, Random(0)
+        self.publisher = publisher
+        if publisher is not None:
+            rules, drafts_rules = groups(plan), self.scheduler.extension(Drafting)
+            check_groups(rules, plan.request.spec.name)
+            is_latent = all(group.first.kind == "latent" for group in plan.pool.groups)
+            lookahead = 0 if drafts_rules is None else drafts_rules.rules.hash_lookahead
+            self._events = EventLog(rules, lookahead, is_latent)
+            self.scheduler.blocks.pool.watcher = self._events
         self._reaches = tuple(kind.reach for kind in attention_kinds(plan))
         self._step_time, self._speed = step_time, speed
         self._vocab_size = plan.request.spec.vocab_size
@@ -239,6 +303,8 @@ class Twin:
                 raise
         else:
             self._in_flight.clear()  # all their requests have ended
+        if self.publisher is not None:
+            self.publisher.publish(self._events.take())
         ended, self._ended = self._ended, []
         return [request.output() for request in ended]
 
@@ -251,7 +317,7 @@ class Twin:
 
     def _run(self) -> None:
         batch = self.scheduler.schedule()
-        begin = self._clock.now() if self.tiers is None else self._copy(self.tiers, batch)
+        begin = self.clock.now() if self.tiers is None else self._copy(self.tiers, batch)
         for seq in batch.new:
             self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
         for seq in batch.failed:
@@ -260,28 +326,31 @@ class Twin:
             seconds = self._step_time.seconds(batch_work(batch, self._reaches))
             if self._drafts is not None and self._drafts.passes is not None:
                 seconds += self._drafts.passes.seconds(batch)
+            if self._noise:
+                seconds *= math.exp(self._luck.gauss(-self._noise * self._noise / 2, self._noise))
             self._free_at = max(begin, self._free_at) + seconds / self._speed
-            self._in_flight.append(Flight(batch, self._free_at))
+            self._in_flight.append(Flight(batch, self._free_at, seconds / self._speed))
         depth = self.scheduler.config.batch_queue_depth
         if self._in_flight and (len(self._in_flight) == depth or not batch.num_tokens):
             self._take_in(self._in_flight.popleft())
         elif self.tiers is not None and not self._in_flight:
-            self._clock.sleep_until(self._next_copy(self.tiers))
+            self.clock.sleep_until(self._next_copy(self.tiers))
         if self.tiers is not None:
-            self.tiers.take_in_at(self._clock.now() * self._speed)
+            self.tiers.take_in_at(self.clock.now() * self._speed)
 
     def _copy(self, tiers: TimedTiers, batch: Batch) -> float:
         """Begin a step's copies; return the time at which the step may write."""
-        return tiers.begin_at(self._clock.now() * self._speed, batch) / self._speed
+        return tiers.begin_at(self.clock.now() * self._speed, batch) / self._speed
 
     def _next_copy(self, tiers: TimedTiers) -> float:
         """Return the end time of the next copy, at most REST_S from now, as requests may arrive before."""
-        now, end = self._clock.now(), tiers.host.next_end
+        now, end = self.clock.now(), tiers.host.next_end
         return now if end is None else min(now + REST_S, end / self._speed)
 
     def _take_in(self, flight: Flight) -> None:
         """Wait until a batch has run, and deliver its tokens."""
-        self._clock.sleep_until(flight.end)
+        self.clock.sleep_until(flight.end)
+        self.lag.count(self.clock.now() - flight.end, flight.seconds)
         for seq in flight.batch.samples:
             if not seq.is_finished and self._scripts[seq.request_id].is_pooled:
                 self.scheduler.finish(seq.request_id, "stop")

@@ -36,11 +36,14 @@ class Hooks:
 
     delay  seconds between a request's step and its tokens' delivery to the client; called at the first token
     idle   called periodically while there is no work; close: called at the end
+    now    the clock of all times; is_virtual: nobody waits by it
     """
 
     delay: Callable[[Request], float] = no_delay
     idle: Callable[[], None] = do_nothing
     close: Callable[[], None] = do_nothing
+    now: Callable[[], float] = time.monotonic
+    is_virtual: bool = False
 
 
 NO_HOOKS: Final = Hooks()
@@ -50,7 +53,7 @@ class Worker:
     """Owner of a backend and its thread; call `submit`, `abort` and `close` in the event loop."""
 
     def __init__(self, backend: Backend, metrics: ServerMetrics, hooks: Hooks = NO_HOOKS) -> None:
-        self.backend, self.metrics, self._hooks = backend, metrics, hooks
+        self.backend, self.metrics, self._hooks, self.now = backend, metrics, hooks, hooks.now
         self.end_token: int | None = None  # the tokenizer's own, which is no stop reason
         self.is_well = True
         self.lost: Exception | None = None  # in the loop: what ended the thread before its time
@@ -154,7 +157,7 @@ class Worker:
 
     def _deliver(self, pieces: dict[Job, list[Piece]]) -> None:
         for job, parts in pieces.items():
-            if job.delay:
+            if job.delay and not self._hooks.is_virtual:
                 asyncio.get_running_loop().call_later(job.delay, self._give, job, parts)
             else:
                 self._give(job, parts)
@@ -233,18 +236,18 @@ class Worker:
         except Exception as error:  # an invalid request must not affect the others
             self._pieces[job] = [Piece(refused=error)]
             return
-        job.times.queued = time.monotonic()
+        job.times.queued = self.now()
         self._own[job.request_id] = job
 
     def _abort(self, request_id: str) -> None:
         job = self._own.pop(request_id, None)
         if job is not None:
             self.backend.abort(request_id)
-            self.metrics.ended(job, "abort")
+            self.metrics.ended(job, "abort", self.now())
             self.metrics.levels(self.backend.scheduler)
 
     def _step(self) -> None:
-        began = time.monotonic()
+        began = self.now()
         try:
             outputs = self.backend.step()
             self._failures = 0
@@ -256,7 +259,7 @@ class Worker:
             self.is_well = self._failures < MOST_FAILURES
             self.metrics.failed(error)
         ended = {output.request_id: output for output in outputs}
-        now = time.monotonic()
+        now = self.now()
         self._note_admitted(ended, began)
         for job, pieces in self._pieces.items():
             self.metrics.tokens(job, pieces, now)
@@ -295,7 +298,7 @@ class Worker:
         pieces = self._pieces.setdefault(job, [])
         last = pieces.pop() if pieces else Piece(num_cached_tokens=output.num_cached_tokens)
         pieces.append(replace(last, finish=finish))
-        self.metrics.ended(job, finish.reason)
+        self.metrics.ended(job, finish.reason, self.now())
 
     def _send(self) -> None:
         pieces, self._pieces = self._pieces, {}
