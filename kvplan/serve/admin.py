@@ -1,7 +1,7 @@
-"""Paths that operate a server: sleep, the prefix cache, adapters. Formats as in vLLM 0.33's development mode."""
+"""Paths that operate a server: sleep, the prefix cache, adapters, faults; vLLM's as in its development mode."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -10,53 +10,57 @@ from starlette.responses import JSONResponse, Response
 
 from engine.extensions import AdapterSlots
 from engine.scheduler import Scheduler
+from kvplan.core.errors import KvplanError
 from kvplan.serve.bodies import parsed
 from kvplan.serve.fields import ApiError, Field, read
 from kvplan.serve.intake import ServedModel
 from kvplan.serve.worker import Worker
 
-LOAD: Final = {
+ADAPTER: Final = {
     "lora_name": Field("string", ""),
     "lora_path": Field("string", ""),
     "load_inplace": Field("boolean", False),
-    "is_3d_lora_weight": Field("boolean", ignored=True),
+    **{name: Field("any", ignored=True) for name in ("lora_int_id", "is_3d_lora_weight")},
 }
-UNLOAD: Final = {"lora_name": Field("string", ""), "lora_int_id": Field("integer", ignored=True)}
-ABORT: Final = {"request_ids": Field("any", ())}
-MODES: Final = ("abort", "wait", "keep")
-PARTS: Final = ("weights", "kv_cache")  # what a sleeping server wakes, by tag
+PARTS: Final = ("weights", "kv_cache", "scheduling")  # what a sleeping server wakes, by tag
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(slots=True)
 class Admin:
-    """Handlers over one worker; `body` receives a request's body."""
+    """Handlers over one worker.
+
+    body    receives a request's body
+    asleep  parts that are not awake
+    """
 
     worker: Worker
     served: ServedModel
-    body: Callable[[Request], Any]
-    asleep: set[str] = field(default_factory=set)  # parts that are not awake
+    body: Callable[[Request], Awaitable[bytes]]
+    asleep: set[str] = field(default_factory=set)
 
-    def posts(self) -> dict[str, Callable[[Request], Any]]:
-        adapters = {"/v1/load_lora_adapter": self.load_adapter, "/v1/unload_lora_adapter": self.unload_adapter}
+    def posts(self) -> dict[str, Handler]:
+        adapters: dict[str, Handler] = {
+            "/v1/load_lora_adapter": self.load_adapter,
+            "/v1/unload_lora_adapter": self.unload_adapter,
+        }
         if not self.served.door.is_simulated:
             return adapters
-        return adapters | {
-            "/sleep": self.sleep,
-            "/wake_up": self.wake_up,
-            "/pause": self.pause,
-            "/resume": self.resume,
-            "/abort_requests": self.abort_requests,
-            "/reset_prefix_cache": self.reset_prefix_cache,
-            "/faults": self.change_faults,
-            "/reset_mm_cache": self.reset_nothing,
-            "/reset_encoder_cache": self.reset_nothing,
-        }
+        nothing: dict[str, Handler] = dict.fromkeys(("/reset_mm_cache", "/reset_encoder_cache"), self.reset_nothing)
+        sleep: dict[str, Handler] = {"/sleep": self.sleep, "/wake_up": self.wake_up}
+        return {**adapters, **nothing, **sleep, "/reset_prefix_cache": self.reset, "/faults": self.change_faults}
 
-    def gets(self) -> dict[str, Callable[[Request], Any]]:
-        if not self.served.door.is_simulated:
-            return {"/load": self.load}
-        own = {"/faults": self.faults, "/kv_event_sources": self.event_sources}
-        return {"/load": self.load, "/is_sleeping": self.is_sleeping, "/is_paused": self.is_paused, **own}
+    def gets(self) -> dict[str, Handler]:
+        own: dict[str, Handler] = {
+            "/is_sleeping": self.is_sleeping,
+            "/faults": self.faults,
+            "/kv_event_sources": self.event_sources,
+        }
+        return {"/load": self.load, **(own if self.served.door.is_simulated else {})}
+
+    async def load(self, request: Request) -> Response:
+        names = {job.request_id.rpartition("-")[0] for job in self.worker.jobs.values()}
+        return JSONResponse({"server_load": len(names)})
 
     async def faults(self, request: Request) -> Response:
         return JSONResponse(self.served.faults.rates)
@@ -69,26 +73,30 @@ class Admin:
         publisher = getattr(self.worker.backend, "publisher", None)
         return JSONResponse({} if publisher is None else {str(publisher.rank): asdict(publisher.config)})
 
-    async def load(self, request: Request) -> Response:
-        names = {job.request_id.rpartition("-")[0] for job in self.worker.jobs.values()}
-        return JSONResponse({"server_load": len(names)})
-
-    # --- sleep and pause ----------------------------------------------------------------------------------------
+    # --- sleep --------------------------------------------------------------------------------------------------
 
     async def sleep(self, request: Request) -> Response:
-        level = request.query_params.get("level", "1")
-        if level not in ("0", "1", "2"):
-            raise ApiError("level must be 0, 1 or 2", param="level")
-        await self._stop(request, clears=level != "0")
-        self.asleep = {"scheduling"} | (set(PARTS) if level != "0" else set())
+        """Run no more steps: mode "abort" ends what is unfinished, "wait" waits for it, "keep" goes on after it."""
+        level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "abort")
+        if level not in ("0", "1", "2") or mode not in ("abort", "wait", "keep"):
+            raise ApiError("level must be 0, 1 or 2, and mode abort, wait or keep", param="level")
+        self.worker.refuses = mode != "keep"
+        if mode == "abort":
+            self.worker.cancel(list(self.worker.jobs.values()))
+        while mode == "wait" and self.worker.jobs:
+            await asyncio.sleep(0.01)
+        await self.worker.pause()
+        if level != "0":
+            await self.worker.call(lambda backend: forget(backend.scheduler, preempts=True))
+        self.asleep = {"scheduling"} if level == "0" else set(PARTS)
         self.worker.metrics.sleeping(int(level))
         return JSONResponse({"status": "sleeping", "level": int(level)})
 
     async def wake_up(self, request: Request) -> Response:
         tags = request.query_params.getlist("tags") or None
-        if wrong := [tag for tag in tags or () if tag not in (*PARTS, "scheduling")]:
-            raise ApiError(f"tags must be weights or kv_cache ({wrong[0][:40]!r})", param="tags")
-        self.asleep -= self.asleep if tags is None else set(tags)
+        if not set(tags or ()) <= set(PARTS):
+            raise ApiError(f"tags must be of {', '.join(PARTS)}", param="tags")
+        self.asleep -= set(PARTS if tags is None else tags)
         if self.asleep <= {"scheduling"}:
             self.asleep = set()
             self.worker.metrics.sleeping(None)
@@ -98,44 +106,10 @@ class Admin:
     async def is_sleeping(self, request: Request) -> Response:
         return JSONResponse({"is_sleeping": bool(self.asleep)})
 
-    async def pause(self, request: Request) -> Response:
-        clears = _is_true(request, "clear_cache", default=True) and request.query_params.get("mode") != "keep"
-        await self._stop(request, clears=clears)
-        return JSONResponse({"status": "paused"})
-
-    async def resume(self, request: Request) -> Response:
-        self.worker.resume()
-        return JSONResponse({"status": "resumed"})
-
-    async def is_paused(self, request: Request) -> Response:
-        return JSONResponse({"is_paused": self.worker.is_paused})
-
-    async def abort_requests(self, request: Request) -> Response:
-        names = read(parsed(await self.body(request)), ABORT, self.served.door)["request_ids"]
-        if not isinstance(names, list | tuple):
-            raise ApiError("request_ids must be a list", param="request_ids")
-        jobs = [job for job in self.worker.jobs.values() if not names or job.request_id.rpartition("-")[0] in names]
-        self.worker.cancel(jobs)
-        return JSONResponse({"status": "aborted", "aborted": len(jobs)})
-
-    async def _stop(self, request: Request, *, clears: bool) -> None:
-        """Run no more steps: mode "abort" ends what is unfinished, "wait" waits for it, "keep" goes on at `resume`."""
-        mode = request.query_params.get("mode", "abort")
-        if mode not in MODES:
-            raise ApiError(f"mode must be one of {', '.join(MODES)}", param="mode")
-        self.worker.refuses = mode != "keep"
-        if mode == "abort":
-            self.worker.cancel(list(self.worker.jobs.values()))
-        while mode == "wait" and self.worker.jobs:
-            await asyncio.sleep(0.01)
-        await self.worker.pause()
-        if clears:
-            await self.worker.call(lambda backend: forget(backend.scheduler, preempts=mode == "keep"))
-
     # --- caches and adapters ------------------------------------------------------------------------------------
 
-    async def reset_prefix_cache(self, request: Request) -> Response:
-        preempts = _is_true(request, "reset_running_requests")
+    async def reset(self, request: Request) -> Response:
+        preempts = request.query_params.get("reset_running_requests", "").lower() in ("true", "1")
         success = await self.worker.call(lambda backend: forget(backend.scheduler, preempts=preempts))
         return JSONResponse({"success": success})
 
@@ -143,37 +117,29 @@ class Admin:
         return Response()  # a text model has no such cache
 
     async def load_adapter(self, request: Request) -> Response:
-        values = read(parsed(await self.body(request)), LOAD, self.served.door)
+        values = read(parsed(await self.body(request)), ADAPTER, self.served.door)
         name, path = values["lora_name"], values["lora_path"]
+        problem = None
         if not name or not path:
-            raise _wrong("Both 'lora_name' and 'lora_path' must be provided.")
-        if name in self.served.names:
-            raise _wrong(f"The lora adapter '{name[:200]}' conflicts with a served base model.")
-        if name in self.served.adapters and not values["load_inplace"]:
-            problem = "has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
-            raise _wrong(f"The lora adapter '{name[:200]}' {problem}")
-        await self.worker.call(lambda backend: add_adapter(backend, name, path))
+            problem = "Both 'lora_name' and 'lora_path' must be provided."
+        elif name in self.served.names:
+            problem = f"The lora adapter '{name[:200]}' conflicts with a served base model."
+        elif name in self.served.adapters and not values["load_inplace"]:
+            problem = f"The lora adapter '{name[:200]}' has already been loaded; set 'load_inplace' to load it again."
+        if problem is not None:
+            raise ApiError(problem, kind="InvalidUserInput")
+        try:
+            await self.worker.call(lambda backend: add_adapter(backend, name, path))
+        except KvplanError as error:
+            raise ApiError(str(error), kind="InvalidUserInput", param="lora_path") from error
         self.served.adapters[name] = path
         return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")
 
     async def unload_adapter(self, request: Request) -> Response:
-        name = read(parsed(await self.body(request)), UNLOAD, self.served.door)["lora_name"]
-        if not name:
-            raise _wrong("'lora_name' needs to be provided to unload a LoRA adapter.")
+        name = read(parsed(await self.body(request)), ADAPTER, self.served.door)["lora_name"]
         if self.served.adapters.pop(name, None) is None:
             raise ApiError(f"The lora adapter '{name[:200]}' cannot be found.", status=404, kind="NotFoundError")
         return Response(f"Success: LoRA adapter '{name}' removed successfully.", media_type="text/plain")
-
-
-def _wrong(problem: str) -> ApiError:
-    return ApiError(problem, kind="InvalidUserInput")
-
-
-def _is_true(request: Request, name: str, *, default: bool = False) -> bool:
-    text = request.query_params.get(name, str(default)).lower()
-    if text not in ("true", "false", "1", "0"):
-        raise ApiError(f"{name} must be true or false", param=name)
-    return text in ("true", "1")
 
 
 # --- in the backend's thread ------------------------------------------------------------------------------------------
@@ -187,6 +153,7 @@ def forget(scheduler: Scheduler, *, preempts: bool) -> bool:
 
 
 def add_adapter(backend: Any, name: str, path: str) -> None:
+    """Load an adapter; the twin needs its name alone."""
     if backend.scheduler.extension(AdapterSlots) is None:
         problem = "LoRA is not enabled. Use --enable-lora to enable LoRA."
         raise ApiError(problem, status=500, kind="InternalServerError")

@@ -8,12 +8,11 @@ import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
-from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from engine.config import SamplingParams
@@ -176,7 +175,7 @@ class Twin:
         speed: float = 1.0,
         output_tokens: int = 128,
         clock: Clock | None = None,
-        adapters: Mapping[str, str] = MappingProxyType({}),
+        adapters: dict[str, str] | None = None,
         drafts: Drafts | None = None,
         tiers: TimedTiers | None = None,
         noise: float = 0.0,
@@ -204,7 +203,7 @@ class Twin:
         self._eos = eos_token_ids or (frozenset() if own_end is None else frozenset([own_end]))
         self._output_tokens = output_tokens
         self._words = [0] if tokenizer is None else tokenizer.encode(ANSWER, add_special_tokens=False).ids
-        self._adapters = adapters
+        self._adapters = {} if adapters is None else adapters
         self._requests: dict[str, Request] = {}
         self._scripts: dict[str, Script] = {}  # of requests
         self._in_flight: deque[Flight] = deque()
@@ -270,6 +269,10 @@ class Twin:
         return Script(
             self._words, start % len(self._words), Random(start), simulated.min_tokens, is_pooled=simulated.is_pooled
         )
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Take an adapter's name, without reading it."""
+        self._adapters[name] = path
 
     def abort(self, request_id: str) -> object:
         request = self._requests.pop(request_id, None)

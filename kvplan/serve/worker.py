@@ -1,13 +1,14 @@
 """The thread that owns the backend: requests arrive in a queue, outputs go back to the event loop."""
 
 import asyncio
+import concurrent.futures
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from engine.request import Request, RequestOutput, TokenUpdate
 from kvplan.core.errors import KvplanError, SettingError
@@ -60,8 +61,8 @@ class Worker:
         self.on_lost: Callable[[], None] = do_nothing  # called in the loop
         self.jobs: dict[str, Job] = {}  # in the loop: unfinished jobs
         self.refuses = False  # in the loop: no new requests, as the server sleeps
-        self.is_paused = False  # no steps; set in the thread
-        self._calls: set[asyncio.Future[Any]] = set()  # in the loop
+        self.is_paused = False  # no steps
+        self._calls: set[concurrent.futures.Future[Any]] = set()  # that have no result yet
         self._inbox: queue.SimpleQueue[Job | str | Callable[[], None] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="kvplan-engine", daemon=True)
@@ -99,28 +100,20 @@ class Worker:
         """Run something with the backend in its thread, between two steps; raise what it raises."""
         if self.lost is not None:
             raise self.lost
-        loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        self._calls.add(future)
-        future.add_done_callback(self._calls.discard)
-
-        def settle(result: T | None, error: Exception | None) -> None:
-            if future.done():  # the client is gone
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def in_thread() -> None:
+            if not future.set_running_or_notify_cancel():  # the client is gone
+                return
             try:
-                result, error = run(self.backend), None
-            except Exception as problem:
-                result, error = None, problem
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(settle, result, error)
+                future.set_result(run(self.backend))
+            except Exception as error:
+                future.set_exception(error)
 
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
         self._inbox.put(in_thread)
-        return cast("T", await future)
+        return await asyncio.wrap_future(future)
 
     async def pause(self) -> None:
         """Run no step from now on, until `resume`."""
@@ -128,7 +121,7 @@ class Worker:
 
     def resume(self) -> None:
         self.refuses = self.is_paused = False
-        self._inbox.put(do_nothing)
+        self._inbox.put(do_nothing)  # ends its wait
 
     @property
     def is_running(self) -> bool:
@@ -151,8 +144,7 @@ class Worker:
         for job in list(self.jobs.values()):
             self._give(job, [failed(error)])
         for future in list(self._calls):
-            if not future.done():
-                future.set_exception(error)
+            future.set_exception(error)
         self.on_lost()
 
     def _deliver(self, pieces: dict[Job, list[Piece]]) -> None:
