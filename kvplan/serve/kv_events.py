@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -87,9 +87,8 @@ def events_config(text: str | None) -> EventsConfig | None:
 class EventLog:
     """A pool's watcher: its events since they were last taken, as vLLM's messages have them, without defaults."""
 
-    def __init__(self, groups: tuple[Group, ...], lookahead: int, is_latent: bool) -> None:
-        self._groups, self._lookahead, self._is_latent = groups, lookahead, is_latent
-        self._lora_ids: dict[str, int] = {}  # by first use
+    def __init__(self, groups: tuple[Group, ...], lookahead: int, is_latent: bool, lora_ids: Mapping[str, int]) -> None:
+        self._groups, self._lookahead, self._is_latent, self._lora_ids = groups, lookahead, is_latent, lora_ids
         self.events: list[dict[str, Any]] = []
 
     def stored(self, seq: Sequence, group: int, numbers: range, kept: list[int], hashes: list[bytes]) -> None:
@@ -101,7 +100,7 @@ class EventLog:
             "parent_block_hash": hashes[numbers.start - 1] if numbers.start else None,
             "token_ids": seq.token_ids[numbers.start * size : numbers.stop * size],
             "block_size": size,
-            "lora_id": seq.adapter and self._lora_ids.setdefault(seq.adapter, len(self._lora_ids) + 1),
+            "lora_id": None if seq.adapter is None else self._lora_ids.get(seq.adapter),
             "medium": "GPU",
             "lora_name": seq.adapter,
             "group_idx": group,

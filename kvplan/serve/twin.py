@@ -188,13 +188,15 @@ class Twin:
         self.tiers, self._drafts = tiers, drafts
         self.scheduler = self._scheduler(config, plan)
         self.clock, self.lag, self._noise, self._luck = clock or WallClock(), Lag(warn), noise, Random(0)
+        self._adapters = {} if adapters is None else adapters
+        self._lora_ids = {name: number for number, name in enumerate(self._adapters, 1)}
         self.publisher = publisher
         if publisher is not None:
             rules, drafts_rules = groups(plan), self.scheduler.extension(Drafting)
             check_groups(rules, plan.request.spec.name)
             is_latent = all(group.first.kind == "latent" for group in plan.pool.groups)
             lookahead = 0 if drafts_rules is None else drafts_rules.rules.hash_lookahead
-            self._events = EventLog(rules, lookahead, is_latent)
+            self._events = EventLog(rules, lookahead, is_latent, self._lora_ids)
             self.scheduler.blocks.pool.watcher = self._events
         self._reaches = tuple(kind.reach for kind in attention_kinds(plan))
         self._step_time, self._speed = step_time, speed
@@ -203,7 +205,6 @@ class Twin:
         self._eos = eos_token_ids or (frozenset() if own_end is None else frozenset([own_end]))
         self._output_tokens = output_tokens
         self._words = [0] if tokenizer is None else tokenizer.encode(ANSWER, add_special_tokens=False).ids
-        self._adapters = {} if adapters is None else adapters
         self._requests: dict[str, Request] = {}
         self._scripts: dict[str, Script] = {}  # of requests
         self._in_flight: deque[Flight] = deque()
@@ -273,6 +274,7 @@ class Twin:
     def load_adapter(self, name: str, path: str) -> None:
         """Take an adapter's name, without reading it."""
         self._adapters[name] = path
+        self._lora_ids.setdefault(name, len(self._lora_ids) + 1)
 
     def abort(self, request_id: str) -> object:
         request = self._requests.pop(request_id, None)
