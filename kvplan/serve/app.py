@@ -90,9 +90,8 @@ class Api:
                 "/v1/chat/completions": intake.chat,
                 "/v1/responses": intake.response,
             }
-        ranks = dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), intake.rerank)
         scores = dict.fromkeys(("/score", "/v1/score"), intake.score)
-        return {"/v1/embeddings": intake.embeddings, "/pooling": intake.pooling, **scores, **ranks}
+        return {"/v1/embeddings": intake.embeddings, "/pooling": intake.pooling, **scores}
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:

@@ -20,17 +20,15 @@ KINDS: Final = {
 class Faults:
     """Shares of requests that fail, by kind; the same requests in the same order fail alike."""
 
-    def __init__(self, rates: Mapping[str, float] | None = None) -> None:
-        self.rates = dict(rates or {})
+    def __init__(self) -> None:
+        self.rates: dict[str, float] = {}
         self._luck = Random(0)
 
     def change(self, rates: Mapping[str, Any]) -> None:
         """Replace the shares; raise ApiError if they are wrong."""
         for name, rate in rates.items():
-            if name not in KINDS:
-                raise ApiError(f"{name[:40]}: not one of {', '.join(KINDS)}", param=name[:40])
-            if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 <= rate <= 1:
-                raise ApiError(f"{name} must be from 0 to 1", param=name)
+            if name not in KINDS or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+                raise ApiError(f"{name[:40]}: must be one of {', '.join(KINDS)}, with a share from 0 to 1")
         if sum(rates.values()) > 1:
             raise ApiError("the shares add up to more than 1")
         self.rates = dict(rates)
@@ -41,21 +39,17 @@ class Faults:
         for kind, rate in self.rates.items():
             left -= rate
             if left < 0:
-                status, name = KINDS[kind]
-                raise ApiError(f"injected fault: {kind}", status=status, kind=name)
+                raise ApiError(f"injected fault: {kind}", status=KINDS[kind][0], kind=KINDS[kind][1])
 
 
 def faults_of(text: str | None) -> Faults:
     """Parse --faults: rate_limit=5%,server_error=0.01."""
-    rates = {}
-    for part in (text or "").split(",") if text else ():
-        match = re.fullmatch(r"\s*(\w+)=([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)\s*", part)
-        if match is None:
-            raise UsageError("--faults", f"is wrong ({printable(part, 40)!r})", "write rate_limit=5%,server_error=1%")
-        rates[match[1]] = float(match[2]) / (100 if match[3] else 1)
-    faults = Faults()
+    faults, parts = Faults(), [] if text is None else text.split(",")
+    matches = [re.fullmatch(r"\s*(\w+)=([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)\s*", part) for part in parts]
     try:
-        faults.change(rates)
+        faults.change({match[1]: float(match[2]) / (100 if match[3] else 1) for match in matches if match})
     except ApiError as error:
         raise UsageError("--faults", error.message, "correct it") from error
+    if not all(matches):
+        raise UsageError("--faults", f"is wrong ({printable(text or '', 60)!r})", "write rate_limit=5%,server_error=1%")
     return faults

@@ -37,7 +37,7 @@ class Limits:
 
 def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, index: int) -> SamplingParams:
     """Return the sampling parameters of completion `index` of n; each has its own seed, as in vLLM."""
-    seed = values["seed"]
+    seed, of_prompt = values["seed"], values["prompt_logprobs"]
     try:
         return SamplingParams(
             temperature=values["temperature"],
@@ -51,7 +51,7 @@ def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, ind
             stop_token_ids=tuple(values["stop_token_ids"]),
             include_stop_str_in_output=values["include_stop_str_in_output"],
             logprobs=logprobs,
-            prompt_logprobs=logprobs if values.get("echo") else values["prompt_logprobs"],  # as vLLM
+            prompt_logprobs=logprobs if values.get("echo") else of_prompt,  # as vLLM
             repetition_penalty=values["repetition_penalty"],
             presence_penalty=values["presence_penalty"],
             frequency_penalty=values["frequency_penalty"],

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 from starlette.responses import JSONResponse, Response
 
 from engine.config import SamplingParams
-from kvplan.serve import pooling
 from kvplan.serve.answers import ChatShape, CompletionShape, Echo, PromptIds, Shape, Texts
 from kvplan.serve.bodies import parsed
 from kvplan.serve.chat import ChatTemplate, messages_of
@@ -33,6 +32,7 @@ from kvplan.serve.generation import (
     truncated,
 )
 from kvplan.serve.jobs import Simulated
+from kvplan.serve.pooling import EMBEDDING, SCORE, VectorShape, paired
 from kvplan.serve.responses import ResponseShape, chat_body
 
 MAX_BODY_BYTES: Final = 16 << 20
@@ -143,48 +143,38 @@ class Intake:
         return self._vectors(data, "embedding")
 
     def pooling(self, data: bytes) -> Prepared:
-        return self._vectors(data, "pooling")
+        return self._vectors(data, "data")
 
-    def _vectors(self, data: bytes, kind: str) -> Prepared:
-        values = read(parsed(data, self._context), pooling.EMBEDDING, self._served.door)
-        assert self._served.vector_size is not None
-        if (size := values["dimensions"] or self._served.vector_size) > self._served.vector_size:
-            raise ApiError(f"dimensions must be at most {self._served.vector_size}", param="dimensions")
+    def _vectors(self, data: bytes, key: str) -> Prepared:
+        values, most = read(parsed(data, self._context), EMBEDDING, self._served.door), self._vector_size
+        if (size := values["dimensions"] or most) > most:
+            raise ApiError(f"dimensions must be at most {most}", param="dimensions")
         if values["encoding_format"] not in ("float", "base64"):
             raise ApiError("encoding_format must be float or base64", param="encoding_format")
         if values["messages"] is not None:
             prompts = [self._chat_prompt(values, self._most_chars)]
         else:
-            if values["input"] is None:
-                raise ApiError("input is required", param="input")
             prompts = prompts_of(values["input"], lambda text: self._tokens(text, special=True, param="input"), "input")
-        prompts = [truncated(prompt, values, self._context) for prompt in prompts]
-        return self._pooled(values, prompts, pooling.VectorShape(prompts, size, values["encoding_format"], kind))
+        return self._pooled(values, prompts, VectorShape([], size, key, values["encoding_format"]))
 
     def score(self, data: bytes) -> Prepared:
-        values = read(parsed(data, self._context), pooling.SCORE, self._served.door)
-        return self._pairs(values, *pooling.paired(values))
+        values = read(parsed(data, self._context), SCORE, self._served.door)
+        first, second = paired(values)
+        prompts = [self._tokens(text, special=True, param="text_1") for text in (*first, *second)]
+        return self._pooled(values, prompts, VectorShape([], self._vector_size, "score", num_first=len(first)))
 
-    def rerank(self, data: bytes) -> Prepared:
-        values = read(parsed(data, self._context), pooling.RERANK, self._served.door)
-        rows = values["documents"] if isinstance(values["documents"], list) else []
-        documents = pooling.texts([row.get("text") if isinstance(row, dict) else row for row in rows], "documents")
-        return self._pairs(values, [values["query"]], documents, is_rank=True)
+    @property
+    def _vector_size(self) -> int:
+        assert self._served.vector_size is not None, "of a pooling model"
+        return self._served.vector_size
 
-    def _pairs(self, values: dict[str, Any], left: list[str], right: list[str], *, is_rank: bool = False) -> Prepared:
-        assert self._served.vector_size is not None
-        several = [self._tokens(text, special=True, param="text_1") for text in (*left, *right)]
-        prompts = [truncated(prompt, values, self._context) for prompt in several]
-        documents, size = right if is_rank else None, self._served.vector_size
-        shape = pooling.ScoreShape(prompts, len(left), size, documents, values.get("top_n", 0))
-        return self._pooled(values, prompts, shape)
-
-    def _pooled(self, values: dict[str, Any], prompts: list[list[int]], shape: Shape) -> Prepared:
+    def _pooled(self, values: dict[str, Any], prompts: list[list[int]], shape: VectorShape) -> Prepared:
+        shape.prompts = [truncated(prompt, values, self._context) for prompt in prompts]
         check_count(len(prompts), 1)
-        checked_lengths(prompts, None, self._context, "input")
+        checked_lengths(shape.prompts, None, self._context, "input")
         params = [[SamplingParams(temperature=0, max_tokens=1)] for _ in prompts]
         values |= {"stream": False, "stream_options": None}
-        return Prepared(self.model(values["model"]), values, prompts, params, shape, Simulated(is_pooled=True))
+        return Prepared(self.model(values["model"]), values, shape.prompts, params, shape, Simulated(is_pooled=True))
 
     def chat_of(self, values: dict[str, Any]) -> Prepared:
         """Return the request that the fields of a chat ask for."""

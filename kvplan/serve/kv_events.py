@@ -6,6 +6,7 @@ format, and of the rule for endpoints: vllm/distributed/kv_events.py, vllm/v1/co
 
 import json
 import queue
+import re
 import threading
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
 
 FLAG: Final = "--kv-events-config"
+PORT: Final = re.compile(":[0-9]{1,5}$")
 END: Final = (-1).to_bytes(8, "big", signed=True)
 POLL_S: Final = 0.05
 CLOSING_S: Final = 1.0
@@ -57,31 +59,25 @@ def _offset(endpoint: str, rank: int) -> str:
 
 def events_config(text: str | None) -> EventsConfig | None:
     """Parse --kv-events-config; None where it publishes nothing. Raise UsageError for what vLLM would reject."""
-    if text is None:
-        return None
     try:
-        stated = json.loads(text)
-    except (ValueError, RecursionError):
-        stated = None
-    if not isinstance(stated, dict):
-        remedy = "write '{\"enable_kv_cache_events\": true}'"
-        raise UsageError(FLAG, f"is not a JSON object ({printable(text, 60)!r})", remedy)
-    kinds = {row.name: str if row.name in ("publisher", "replay_endpoint") else type(row.default)
-             for row in fields(EventsConfig)}  # fmt: skip
+        stated = {} if text is None else json.loads(text)
+        config = EventsConfig(**stated)
+    except (ValueError, TypeError, RecursionError) as error:  # TypeError: no object, or an unknown key
+        problem = f"is not a JSON object with keys of {', '.join(row.name for row in fields(EventsConfig))}"
+        raise UsageError(FLAG, problem, """write '{"enable_kv_cache_events": true}'""") from error
     for name, value in stated.items():
-        if name not in kinds:
-            raise UsageError(f"{FLAG}: {printable(name, 40)}", f"is not one of {', '.join(kinds)}", "remove it")
-        if type(value) is not kinds[name] or (kinds[name] is int and value < 1):
+        usual = EXAMPLE if name in ("publisher", "replay_endpoint") else getattr(USUAL, name)
+        if type(value) is not type(usual) or (type(value) is int and value < 1):
             raise UsageError(f"{FLAG}: {name}", f"is wrong ({printable(json.dumps(value), 40)})", "correct it")
-    config = EventsConfig(**stated)
+        if name.endswith("endpoint") and not PORT.search(value) and value.startswith("tcp"):
+            raise UsageError(f"{FLAG}: {name}", f"has no port ({printable(value, 60)!r})", f"write {EXAMPLE}")
     if config.publisher not in (None, "zmq", "null"):
         raise UsageError(f"{FLAG}: publisher", f"{printable(str(config.publisher), 40)!r} is not known", "write zmq")
-    if not config.enable_kv_cache_events or config.publisher == "null":
-        return None
-    for endpoint in (config.endpoint, config.replay_endpoint or "tcp://*:0"):
-        if endpoint.startswith("tcp://") and not endpoint.rpartition(":")[2].isdecimal():
-            raise UsageError(f"{FLAG}: endpoint", f"{printable(endpoint, 60)!r} has no port", "write tcp://*:5557")
-    return config
+    return config if config.enable_kv_cache_events and config.publisher != "null" else None
+
+
+EXAMPLE: Final = "tcp://*:5557"
+USUAL: Final = EventsConfig()
 
 
 class EventLog:
@@ -166,6 +162,7 @@ class Publisher:
                 self._replay.setsockopt(zmq.SNDHWM, 2 * (config.buffer_steps + 1))
                 self._replay.bind(str(self.config.replay_endpoint))
         except zmq.ZMQError as error:
+            self._close()
             where = f"{FLAG}: {self.config.endpoint} {self.config.replay_endpoint or ''}".strip()
             raise EnvironmentProblem(where, f"cannot be used ({error})", "choose other endpoints") from error
         self._thread = threading.Thread(target=self._run, name="kvplan-kv-events", daemon=True)
@@ -198,6 +195,9 @@ class Publisher:
             self._pub.send_multipart((topic, *message))
             self._kept.append(message)
             number += 1
+        self._close()
+
+    def _close(self) -> None:
         self._pub.close(linger=int(CLOSING_S * 1000))
         if self._replay is not None:
             self._replay.close(linger=0)

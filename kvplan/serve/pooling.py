@@ -1,4 +1,4 @@
-"""Paths of a simulated pooling model: embeddings, scores and ranks of vectors that only depend on a prompt's tokens.
+"""Paths of a simulated pooling model: vectors that depend on a prompt's tokens alone, and their cosines.
 
 A prompt takes the time of its prefill, and no token is generated. Formats as in vLLM 0.33.
 """
@@ -8,7 +8,6 @@ import hashlib
 import math
 import struct
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -32,12 +31,6 @@ EMBEDDING: Final = {
 }
 PAIRS: Final = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 SCORE: Final = {name: Field("any") for pair in PAIRS for name in pair} | SHARED
-RERANK: Final = {
-    "query": Field("string", required=True),
-    "documents": Field("any", required=True),
-    "top_n": Field("integer", 0, minimum=0),
-    **SHARED,
-}
 
 
 def vector(prompt: Sequence[int], size: int) -> list[float]:
@@ -48,88 +41,50 @@ def vector(prompt: Sequence[int], size: int) -> list[float]:
     return [value / norm for value in values]
 
 
-def texts(value: Any, param: str) -> list[str]:
-    """Return one text or several as a list; raise ApiError for anything else."""
-    several = [value] if isinstance(value, str) else value
-    if not isinstance(several, list) or not several or not all(isinstance(text, str) for text in several):
-        raise ApiError(f"{param} must be a text or a list of texts", param=param)
-    return several
-
-
 def paired(values: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return the texts of /score, the first of each pair and the second: one against all, or two by two."""
-    for left, right in PAIRS:
-        if values[left] is not None and values[right] is not None:
-            first, second = texts(values[left], left), texts(values[right], right)
-            if len(first) not in (1, len(second)):
-                raise ApiError("Input lengths must be either 1:1, 1:N or N:N", param=left)
-            return first, second
-    raise ApiError("score needs text_1 and text_2, or queries and documents", param="text_1")
+    left, right = next((pair for pair in PAIRS if all(values[name] is not None for name in pair)), PAIRS[0])
+    first, second = ([text] if isinstance(text, str) else text for text in (values[left], values[right]))
+    for texts in (first, second):
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise ApiError(f"{left} and {right} must be a text or a list of texts", param=left)
+    if len(first) not in (1, len(second)):
+        raise ApiError("Input lengths must be either 1:1, 1:N or N:N", param=left)
+    return first, second
 
 
 @dataclass(slots=True)
 class VectorShape:
-    """Responses of /v1/embeddings and /pooling."""
+    """Responses of /v1/embeddings and /pooling, or of /score for pairs of prompts.
+
+    key        "embedding", "data" or "score"
+    num_first  of scores: how many prompts are the first ones of pairs; 1: it is compared with all others
+    """
 
     prompts: list[list[int]]
     size: int
-    encoding: str
-    kind: str  # "embedding" or "pooling"
+    key: str
+    encoding: str = "float"
+    num_first: int = 0
     prefix: str = "embd"
 
     def head(self, model: str, *, stream: bool) -> dict[str, Any]:
         return {"object": "list", "created": int(time.time()), "model": model}
 
     def whole(self, head: dict[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-        key = "embedding" if self.kind == "embedding" else "data"
-        rows = [
-            {"index": index, "object": self.kind, key: self._encoded(vector(prompt, self.size))}
-            for index, prompt in enumerate(self.prompts)
-        ]
-        return {**head, "data": rows, "usage": pooling_usage(self.prompts)}
+        vectors = [vector(prompt, self.size) for prompt in self.prompts]
+        values = self._scores(vectors) if self.num_first else [self._encoded(own) for own in vectors]
+        kind = "pooling" if self.key == "data" else self.key
+        rows = [{"index": index, "object": kind, self.key: value} for index, value in enumerate(values)]
+        count = sum(map(len, self.prompts))
+        return {**head, "data": rows, "usage": {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}}
+
+    def _scores(self, vectors: list[list[float]]) -> list[Any]:
+        first, second = vectors[: self.num_first], vectors[self.num_first :]
+        pairs = zip(first * (len(second) // len(first)), second, strict=True)
+        return [math.fsum(a * b for a, b in zip(left, right, strict=True)) for left, right in pairs]
 
     def _encoded(self, values: list[float]) -> list[float] | str:
         if self.encoding == "float":
             return values
         return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
-
-
-@dataclass(slots=True)
-class ScoreShape:
-    """Responses of /score and /rerank: cosines of the vectors of texts, two by two.
-
-    documents  None: scores; else the texts to rank, of which the first top_n are returned
-    """
-
-    prompts: list[list[int]]  # the first texts, then the second ones
-    num_first: int  # 1: it is compared with all others
-    size: int
-    documents: list[str] | None = None
-    top_n: int = 0
-    prefix: str = "score"
-
-    def head(self, model: str, *, stream: bool) -> dict[str, Any]:
-        return {"object": "list", "created": int(time.time()), "model": model}
-
-    def whole(self, head: dict[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-        vectors = [vector(prompt, self.size) for prompt in self.prompts]
-        first, second = vectors[: self.num_first], vectors[self.num_first :]
-        scores = [
-            math.fsum(a * b for a, b in zip(left, right, strict=True))
-            for left, right in zip(first * (len(second) // len(first)), second, strict=True)
-        ]
-        used = pooling_usage(self.prompts)
-        if self.documents is None:
-            rows = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-            return {**head, "data": rows, "usage": used}
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self.top_n or None]
-        results = [
-            {"index": index, "document": {"text": self.documents[index]}, "relevance_score": scores[index]}
-            for index in order
-        ]
-        return {"id": f"rerank-{uuid.uuid4().hex}", "model": head["model"], "usage": used, "results": results}
-
-
-def pooling_usage(prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    count = sum(map(len, prompts))
-    return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}

@@ -259,7 +259,7 @@ class Twin:
         request = Request(seq, params, on_token, self.tokenizer, min_tokens=script.min_tokens)
         self._requests[seq.request_id], self._scripts[seq.request_id] = request, script
         if params.prompt_logprobs is not None:
-            rivals = params.prompt_logprobs
+            rivals = max(1, params.prompt_logprobs)
             request.prompt_logprobs += [_logprobs(token, rivals) for token in seq.token_ids[1:]]
         return request
 

@@ -171,3 +171,86 @@ def test_many_requests_without_an_error(num: int) -> None:
         assert server.metric("vllm:generation_tokens_total") == sum(tokens)
         backend.scheduler.check_invariants()
         assert backend.scheduler.num_used_blocks == 0
+
+
+# --- responses and embeddings
+
+
+CALL: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
+
+
+def test_a_response(client: Any) -> None:
+    answer = client.responses.create(model=MODEL, input="Hello", instructions="Be brief.", max_output_tokens=4)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (answer.usage.output_tokens, answer.output[0].type) == (4, "message")
+    items: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "5"},
+    ]
+    whole = client.responses.create(model=MODEL, input=items)
+    assert (whole.status, whole.usage.output_tokens) == ("completed", 24)
+    assert type(whole).model_validate(whole.model_dump(exclude_unset=True)).output_text == whole.output_text
+
+
+def test_a_response_that_calls_a_function(client: Any) -> None:
+    answer = client.responses.create(model=MODEL, input="Hello", tools=[CALL], tool_choice="required")
+    assert [(item.type, item.name, item.arguments) for item in answer.output] == [("function_call", "f", "{}")]
+    events = list(
+        client.responses.create(model=MODEL, input="Hello", tools=[CALL], tool_choice="required", stream=True)
+    )
+    assert events[-2].type == "response.output_item.done"
+    assert events[-2].item.arguments == "{}"
+
+
+def test_a_response_in_a_stream(client: Any) -> None:
+    with client.responses.stream(model=MODEL, input="Hello") as stream:
+        events = list(stream)
+        whole = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"previous_response_id": "resp-1"}, 404),
+        ({"background": True}, 400),
+        ({"input": []}, 400),
+        ({"input": [5]}, 400),
+    ],
+)
+def test_a_response_that_needs_a_store_is_refused(client: Any, fields: Any, status: int) -> None:
+    with pytest.raises(openai.APIStatusError) as refusal:
+        client.responses.create(**{"model": MODEL, "input": "Hello", "stream": True, **fields})
+    assert refusal.value.status_code == status
+
+
+def test_embeddings_are_unit_vectors_of_the_tokens() -> None:
+    with (
+        serving(twin(), vector_size=64) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        answer = client.embeddings.create(model=MODEL, input=["Hello", "Hello", "else"])  # as base64
+        first, second, third = (row.embedding for row in answer.data)
+        assert first == second != third
+        assert len(first) == 64
+        assert sum(value * value for value in first) == pytest.approx(1, rel=1e-6)
+        assert answer.usage.total_tokens == sum(
+            len(tokenizer().encode(text).ids) for text in ("Hello", "Hello", "else")
+        )
+        plain = client.embeddings.create(model=MODEL, input=[[5, 6]], encoding_format="float", dimensions=3)
+        assert len(plain.data[0].embedding) == 3
+        scores = running.post("/score", text_1="Hello", text_2=["else", "Hello"])["data"]
+        assert scores[0]["score"] < scores[1]["score"] == pytest.approx(1)
+        assert running.post("/pooling", input="Hello")["data"][0]["data"] == pytest.approx(first, abs=1e-6)
+        assert running.metric("vllm:generation_tokens_total") == 0
+        assert running.metric("vllm:request_success_total") == 8
+        for path, body in (("/v1/embeddings", {}), ("/v1/embeddings", {"input": 5}), ("/score", {"text_1": "a"}),
+                           ("/v1/embeddings", {"input": "a", "dimensions": 65}), ("/pooling", {"input": []}),
+                           ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]})):  # fmt: skip
+            assert running.refusal(path, body)[0] == 400
+        assert running.refusal("/v1/completions", {"prompt": "a"})[0] == 404  # vLLM's pooling server generates nothing

@@ -271,7 +271,9 @@ def test_errors_are_openais(server: Serving, path: str, body: Any, status: int, 
 )
 def test_a_strict_server_names_fields_without_effect(path: str, field: dict[str, Any]) -> None:
     with serving(twin(), strict=True) as running:
-        status, error = running.refusal(path, {"prompt": "a", **field} if path == TEXT else {"messages": HELLO, **field})
+        status, error = running.refusal(
+            path, {"prompt": "a", **field} if path == TEXT else {"messages": HELLO, **field}
+        )
     assert (status, error["param"]) == (400, list(field)[-1])
 
 
