@@ -105,8 +105,8 @@ def block_hashes(seq: Sequence, block_size: int, lookahead: int = 0) -> list[byt
 class Watcher(Protocol):
     """Who is told what the prefix cache holds; a hash is chained, a group's number is its place."""
 
-    def stored(self, seq: Sequence, group: int, numbers: range, kept: list[int], hashes: list[bytes]) -> None:
-        """A sequence's full blocks of these numbers were taken in; `kept`: those that can be found, at `hashes`."""
+    def stored(self, seq: Sequence, group: int, numbers: range, findable: list[int], hashes: list[bytes]) -> None:
+        """A sequence's full blocks of these numbers were taken in; `findable`: those that can be found, at `hashes`."""
 
     def removed(self, key: BlockKey) -> None: ...
 
@@ -268,11 +268,11 @@ class BlockManager:
 
     def _cache_blocks(self, seq: Sequence, g: int, numbers: range) -> None:
         hashes, table = self._hashes(seq, self.groups[g]), seq.block_table[g]
-        kept = [i for i in numbers if table[i] != NULL_BLOCK and self._is_kept(seq, self.groups[g], i)]
-        for i in kept:
+        findable = [i for i in numbers if table[i] != NULL_BLOCK and self._is_kept(seq, self.groups[g], i)]
+        for i in findable:
             self.pool.remember(table[i], (hashes[i], g))
         if self.pool.watcher is not None:
-            self.pool.watcher.stored(seq, g, numbers, kept, hashes)
+            self.pool.watcher.stored(seq, g, numbers, findable, hashes)
 
     def forget(self, seq: Sequence, num_computed_tokens: int) -> None:
         """Withdraw the blocks past num_computed_tokens: they were promised, and are not computed after all."""

@@ -100,7 +100,8 @@ def without_ranks(options: ServeOptions) -> tuple[ServeOptions, int]:
         raise UsageError("--data-parallel-size", problem, "remove --enable-expert-parallel")
     if num_ranks > 1 and options.replicas is not None:
         raise UsageError("--replicas", "cannot be used with --data-parallel-size", "use one of them")
-    return replace(options, data_parallel_size=None), num_ranks
+    alone: dict[str, Any] = {"data_parallel_size": None}
+    return replace(options, **alone), num_ranks
 
 
 def require_libraries() -> None:

@@ -190,7 +190,8 @@ class Intake:
         answers = checked_lengths([prompt], max_tokens, self._context, "messages")
         ids = PromptIds([prompt], values["n"]) if values["return_token_ids"] else None
         shape = ChatShape(self._texts(values), num_top, call, ids)
-        return self._prepared(model, values, [prompt], answers, num_top, shape, call and call.text)
+        text = None if call is None else call.text
+        return self._prepared(model, values, [prompt], answers, num_top, shape, text)
 
     def tokenize(self, data: bytes) -> Response:
         values = read(parsed(data, self._context), TOKENIZE, self._served.door)

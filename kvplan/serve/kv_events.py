@@ -87,12 +87,12 @@ class EventLog:
         self._groups, self._lookahead, self._is_latent, self._lora_ids = groups, lookahead, is_latent, lora_ids
         self.events: list[dict[str, Any]] = []
 
-    def stored(self, seq: Sequence, group: int, numbers: range, kept: list[int], hashes: list[bytes]) -> None:
+    def stored(self, seq: Sequence, group: int, numbers: range, findable: list[int], hashes: list[bytes]) -> None:
         rule, names = self._groups[group], (seq.adapter,) if seq.adapter is not None else ()
         size, salts = rule.block_size, tuple(key for key in seq.extra_keys if isinstance(key, str))
         event: dict[str, Any] = {
             "type": "BlockStored",
-            "block_hashes": [hashes[i] for i in kept],
+            "block_hashes": [hashes[i] for i in findable],
             "parent_block_hash": hashes[numbers.start - 1] if numbers.start else None,
             "token_ids": seq.token_ids[numbers.start * size : numbers.stop * size],
             "block_size": size,
@@ -102,12 +102,12 @@ class EventLog:
             "group_idx": group,
             "kv_cache_spec_kind": self._kind(rule),
         }
-        if kept:  # as vLLM, a salt belongs to the first block alone
-            event["extra_keys"] = [(names + salts if i == 0 else names) or None for i in kept]
+        if findable:  # as vLLM, a salt belongs to the first block alone
+            event["extra_keys"] = [(names + salts if i == 0 else names) or None for i in findable]
         if isinstance(rule, WindowGroup):
             event["kv_cache_spec_sliding_window"] = rule.window
         if self._lookahead:
-            ends = [(i + 1) * size for i in kept]
+            ends = [(i + 1) * size for i in findable]
             event["lookahead_token_ids"] = [seq.token_ids[end : end + self._lookahead] for end in ends]
         self.events.append(event)
 
@@ -150,7 +150,7 @@ class Publisher:
         self.config, self.rank, self._now = config.of_rank(number), rank, now
         self._queue: queue.Queue[list[Any] | None] = queue.Queue(config.max_queue_size)
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
-        context = zmq.Context.instance()
+        context: Any = zmq.Context.instance()
         self._pub = context.socket(zmq.PUB)
         self._pub.set_hwm(config.hwm)
         self._replay = context.socket(zmq.ROUTER) if self.config.replay_endpoint else None

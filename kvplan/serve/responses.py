@@ -22,7 +22,7 @@ OWN: Final = {
     "text", "truncation", "include", "background", "store", "tools", "tool_choice", "top_logprobs", "metadata",
     "messages",
 }  # fmt: skip
-ECHOED: Final = {
+ECHOED: Final[Mapping[str, Any]] = {
     "instructions": None, "max_output_tokens": None, "max_tool_calls": None, "metadata": None, "user": None,
     "parallel_tool_calls": True, "previous_response_id": None, "reasoning": None, "service_tier": "auto",
     "temperature": 1.0, "text": None, "tool_choice": "auto", "tools": [], "top_p": 1.0, "truncation": "disabled",

@@ -134,8 +134,8 @@ def test_ranks_have_ports_in_a_row() -> None:
 def config(tmp_path: Path) -> EventsConfig:
     pytest.importorskip("zmq")
     pytest.importorskip("msgspec")
-    endpoints = {name: f"ipc://{tmp_path}/{name}" for name in ("endpoint", "replay_endpoint")}
-    return EventsConfig(enable_kv_cache_events=True, topic="kv", **endpoints)
+    endpoint, replay = (f"ipc://{tmp_path}/{name}" for name in ("live", "replay"))
+    return EventsConfig(enable_kv_cache_events=True, topic="kv", endpoint=endpoint, replay_endpoint=replay)
 
 
 def batches(socket: Any, number: int) -> Iterator[tuple[bytes, int, Any]]:

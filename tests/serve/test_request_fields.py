@@ -17,7 +17,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 FIELDS = json.loads((Path(__file__).parents[1] / "facts" / "vllm_request_fields_0.33.json").read_text())["fields"]
 CITY = {"type": "object", "properties": {"city": {"enum": ["Bonn"]}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
-NEEDED = {TEXT: {"prompt": "a"}, CHAT: {"messages": HELLO}, RESPONSES: {"input": "a"}}
+NEEDED: dict[str, dict[str, Any]] = {TEXT: {"prompt": "a"}, CHAT: {"messages": HELLO}, RESPONSES: {"input": "a"}}
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +67,10 @@ def test_no_stop_ends_an_answer_before_min_tokens(server: Serving) -> None:
     cut = server.post(TEXT, prompt="Hello", max_tokens=12, min_tokens=12, stop=stop)["choices"][0]
     assert (cut["text"], cut["finish_reason"]) == (free["text"], "length")
     token = free["token_ids"][2]
-    held = server.post(
+    longer = server.post(
         TEXT, prompt="Hello", max_tokens=12, min_tokens=12, stop_token_ids=[token], return_token_ids=True
     )
-    assert token not in held["choices"][0]["token_ids"][:11]
+    assert token not in longer["choices"][0]["token_ids"][:11]
 
 
 def test_min_tokens_above_the_limit_are_refused_in_vllms_words(server: Serving) -> None:
@@ -105,8 +105,8 @@ def test_token_ids_come_whole_and_in_pieces(server: Serving) -> None:
 def test_a_stop_string_is_kept_if_that_is_asked(server: Serving) -> None:
     text = server.post(TEXT, prompt="Hello", max_tokens=12)["choices"][0]["text"]
     stop = text[4:7]
-    kept = server.post(TEXT, prompt="Hello", max_tokens=12, stop=stop, include_stop_str_in_output=True)["choices"][0]
-    assert (kept["text"], kept["stop_reason"]) == (text[:7], stop)
+    whole = server.post(TEXT, prompt="Hello", max_tokens=12, stop=stop, include_stop_str_in_output=True)["choices"][0]
+    assert (whole["text"], whole["stop_reason"]) == (text[:7], stop)
 
 
 def test_prompt_logprobs_have_vllms_form(server: Serving) -> None:

@@ -11,7 +11,7 @@ from engine.config import SamplingParams
 from engine.drafting import Drafting
 from kvplan.core.errors import UsageError
 from kvplan.serve.drafts import Drafts, drafts_of
-from kvplan.serve.twin import Twin
+from kvplan.serve.twin import Script, Twin
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.setup import timed_tiers
 from kvplan.simulate.steptime import step_time
@@ -130,7 +130,7 @@ def add(twin: Twin, trace: dict[str, Any], request: dict[str, Any], number: int)
     twin.scheduler.add(seq)
     params = SamplingParams(max_tokens=seq.max_tokens, ignore_eos=True)
     twin._requests[seq.request_id] = Request(seq, params, None, None)
-    twin._starts[seq.request_id] = 0
+    twin._scripts[seq.request_id] = Script([0], 0, Random(0))
 
 
 # --- acceptance -------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_drafts_that_always_hold_take_a_fraction_of_the_steps() -> None:
     times = []
     for twin in (plain, drafts):
         answered(twin, 1, 400)
-        times.append(twin._clock.now())
+        times.append(twin.clock.now())
     assert times[1] == pytest.approx(times[0] / 4, rel=0.05)
 
 

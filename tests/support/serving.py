@@ -5,7 +5,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -47,7 +47,7 @@ def tokenizer() -> Any:
 
 def twin(
     the_plan: Plan | None = None, *, speed: float = 1e4, output_tokens: int = 24, clock: Clock | None = None,
-    adapters: Mapping[str, str] | None = None,
+    adapters: dict[str, str] | None = None,
 ) -> Twin:  # fmt: skip
     the_plan = the_plan or planned()
     return Twin(
@@ -57,7 +57,7 @@ def twin(
         speed=speed,
         output_tokens=output_tokens,
         clock=clock,
-        adapters=adapters or {},
+        adapters=adapters,
     )
 
 
