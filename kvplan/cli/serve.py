@@ -20,7 +20,7 @@ from kvplan.cli.serve_options import ServeOptions
 from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import format_gib, parse_count, parse_duration, parse_tokens
+from kvplan.core.units import format_gib, parse_count, parse_duration, parse_ratio, parse_tokens
 from kvplan.servers.base import abilities_of, server_of, terms_of
 from kvplan.servers.words.argument_values import read_argument
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from kvplan.serve.chat import ChatTemplate
     from kvplan.serve.drafts import Drafts
     from kvplan.serve.faults import Faults
-    from kvplan.serve.kv_events import EventsConfig
     from kvplan.serve.start import Start
+    from kvplan.servers.words.arguments import EngineArgs
 
 LIBRARIES: Final = ("starlette", "uvicorn", "prometheus_client", "jinja2", "tokenizers")
 LEAST_QUEUED: Final = 1024
@@ -45,7 +45,7 @@ OF_TWIN: Final = (
     "clock",
 )  # fmt: skip
 MOST_REPLICAS: Final = 64
-MOST_NOISE: Final = 2
+MOST_PORT: Final = 65535
 OF_ENGINE: Final = ("device", "seed", "kv_offloading_dir", "kv_offloading_disk_size")
 # Engine argument -> field of the engine's own configuration.
 SETTINGS: Final[Mapping[str, str]] = {
@@ -119,7 +119,7 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     from engine.directory import read_eos_token_ids
     from kvplan.planning.plan import plan
     from kvplan.serve.drafts import drafts_of
-    from kvplan.serve.kv_events import Publisher
+    from kvplan.serve.kv_events import Publisher, events_config, require_events
     from kvplan.serve.start import Start, cache_config
     from kvplan.serve.text import tokenizer_of
     from kvplan.serve.twin import Twin, VirtualClock, WallClock, unix_time
@@ -153,13 +153,12 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     modules = modules_of(options.lora_modules, the_plan.request.args.max_loras, names_of(options))
     there = {name: path for name, path in modules.items() if Path(path).exists()}  # others are names alone
     check_adapters(there, spec, the_plan.request.args.max_lora_rank)
-    events = events_of(options)
     settings: dict[str, Any] = {
         "eos_token_ids": frozenset() if directory is None else read_eos_token_ids(directory),
         "speed": speed_of(options.speed),
         "output_tokens": count or 128,
         "drafts": drafts and computed(drafts, the_plan, shares_of(options.efficiency)),
-        "noise": noise_of(options.noise),
+        "noise": 0.0 if options.noise is None else parse_ratio(options.noise, "--noise"),
         "warn": lambda line: output.tell("warning", f"serve: {line}"),
     }
     times = step_time(the_plan, shares_of(options.efficiency), options.calibration)
@@ -167,49 +166,28 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     gpu = the_plan.request.gpu
     opening = simulated_line(the_plan.request.release.label, gpu.device_name, gpu.total_memory)
     log = [opening, *server_of(engine).outputs().logs.lines(the_plan)]
-    vector_size = spec.hidden_size if pools(the_plan) else None
-    starts = []
+    vector_size = spec.hidden_size if pools(the_plan.request.args) else None
+    events, starts = events_config(options.kv_events_config), []
+    if events is not None:
+        require_events()
     for number in range(replicas):
         clock = VirtualClock() if options.clock == "virtual" else WallClock()
         own, rank = dict(modules), number if are_ranks else 0
         publisher = None if events is None else Publisher(events, number, rank, unix_time(clock))
-        tiers = timed_tiers(the_plan, specs)
-        backend = Twin(
-            the_plan, times, tokenizer, clock=clock, adapters=own, tiers=tiers, publisher=publisher, **settings
-        )
+        settings |= {"clock": clock, "adapters": own, "tiers": timed_tiers(the_plan, specs), "publisher": publisher}
+        backend = Twin(the_plan, times, tokenizer, **settings)
         close = do_nothing if publisher is None else publisher.close
         hooks = Hooks(backend.delay, close=close, now=clock.now, is_virtual=clock.is_virtual)
         facts = (cache_config(the_plan), [] if number else log, spec.name, spec.vocab_size, hooks, own)
-        starts.append(Start(backend, *facts, tiers, tuple(log), vector_size, lag=backend.lag, rank=rank))
+        starts.append(Start(backend, *facts, backend.tiers, tuple(log), vector_size, backend.lag, rank))
     return starts
 
 
-def events_of(options: ServeOptions) -> "EventsConfig | None":
-    """Where KV events go, and whether that can be done."""
-    from kvplan.serve import kv_events
-
-    config = kv_events.events_config(options.kv_events_config)
-    if config is not None:
-        kv_events.require_libraries()
-    return config
-
-
-def noise_of(text: str | None) -> float:
-    noise = 0.0 if text is None else float(text) if re.fullmatch(r"[0-9](\.[0-9]{1,6})?", text) else math.nan
-    if not 0 <= noise <= MOST_NOISE:
-        raise UsageError("--noise", f"must be from 0 to {MOST_NOISE} ({printable(text or '', 40)!r})", "write 0.1")
-    return noise
-
-
-def pools(the_plan: "Plan") -> bool:
+def pools(args: "EngineArgs") -> bool:
     """True if the server embeds prompts; one that classifies them is refused."""
-    from kvplan.servers.vllm.pooling import converts
-
-    match converts(the_plan.request.spec, the_plan.request.args):
-        case "classify":
-            raise UsageError("serve --simulate", "no classifier is simulated", "use --convert embed")
-        case conversion:
-            return conversion is not None
+    if args.convert == "classify":
+        raise UsageError("--convert classify", "no classifier is simulated", "use embed")
+    return args.runner == "pooling" or args.convert == "embed"
 
 
 def with_drafts(options: ServeOptions, drafts: "Drafts") -> ServeOptions:
@@ -460,6 +438,8 @@ def front_of(options: ServeOptions, replicas: int = 1) -> Iterator[Front]:
         "template": template_of(text_directory(options)),
     }
     port = port_of(options.port or PORT)
+    if port + replicas > MOST_PORT + 1:
+        raise UsageError(f"--port {port}", f"leaves no room for {replicas} ports in a row", "choose a lower one")
     with ExitStack() as stack:
         ports = [port and port + number for number in range(replicas)]
         listeners = [stack.enter_context(bind(options.host or HOST, own)) for own in ports]
@@ -535,7 +515,7 @@ def port_of(text: str) -> int:
     if text == "0":
         return 0
     try:
-        return parse_count(text, "--port", 65535)
+        return parse_count(text, "--port", MOST_PORT)
     except UsageError as error:
         raise UsageError("--port", error.problem, f"{error.remedy}, or 0 for any free port") from error
 

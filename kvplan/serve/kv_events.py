@@ -127,7 +127,7 @@ class EventLog:
         return events
 
 
-def require_libraries() -> None:
+def require_events() -> None:
     from importlib.util import find_spec
 
     if missing := [name for name, module in (("pyzmq", "zmq"), ("msgspec", "msgspec")) if find_spec(module) is None]:
@@ -215,7 +215,9 @@ class Publisher:
         self._replay.send_multipart((client, b"", b"", END, b""))
 
 
-def check_groups(groups: tuple[Group, ...], name: str) -> None:
-    """Refuse a model whose events nobody compared with vLLM's."""
+def check_groups(groups: tuple[Group, ...], name: str, num_modules: int) -> None:
+    """Refuse a model whose events are not vLLM's, or were not compared with them."""
     if any(isinstance(group, MambaGroup) for group in groups):
         raise UsageError(FLAG, f"{name} has recurrent states, whose events are not simulated", "remove it")
+    if num_modules > 1:  # vLLM caches the end of a prompt later
+        raise UsageError(FLAG, "with several modules of multi-token prediction events are not vLLM's", "remove it")

@@ -289,11 +289,7 @@ class ServerMetrics:
     def watch(self, lag: "Lag") -> None:
         """Show how far a simulated server is behind its plan."""
         for name, text, read in (
-            (
-                "step_lag_seconds",
-                "How late the last step ended, by the plan.",
-                lambda: lag.last,
-            ),
+            ("step_lag_seconds", "How late the last step ended, by the plan.", lambda: lag.last),
             ("step_time_factor", "Time that steps take / time that the plan gives them.", lambda: lag.factor),
         ):
             gauge = Gauge(f"kvplan:{name}", text, tuple(self._labels), registry=self.registry)

@@ -193,7 +193,7 @@ class Twin:
         self.publisher = publisher
         if publisher is not None:
             rules, drafts_rules = groups(plan), self.scheduler.extension(Drafting)
-            check_groups(rules, plan.request.spec.name)
+            check_groups(rules, plan.request.spec.name, 1 if drafts is None else drafts.num_modules)
             is_latent = all(group.first.kind == "latent" for group in plan.pool.groups)
             lookahead = 0 if drafts_rules is None else drafts_rules.rules.hash_lookahead
             self._events = EventLog(rules, lookahead, is_latent, self._lora_ids)

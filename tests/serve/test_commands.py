@@ -448,3 +448,28 @@ def test_two_nodes_answer_as_one_rank_and_end_on_sigterm() -> None:
     finally:
         other.terminate()
         other.wait()
+
+
+TWIN = ("serve", "llama-3.1-8b", "--simulate", "h100-80g", "--ctx", "8k", "-q", "--port", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--noise", "x"), "--noise: not a ratio"),
+        (("--replicas", "0"), "--replicas must be at least 1"),
+        (("--replicas", "2", "--data-parallel-size", "2"), "--replicas cannot be used with --data-parallel-size"),
+        (("--data-parallel-size", "2", "--enable-expert-parallel"), "--data-parallel-size: ranks that share experts"),
+        (("--faults", "x"), "--faults is wrong"),
+        (("--kv-events-config", "x"), "--kv-events-config is not a JSON object"),
+        (("--runner", "pooling", "--convert", "classify"), "--convert classify: no classifier is simulated"),
+        (("--port", "65535", "--replicas", "3"), "--port 65535 leaves no room for 3 ports in a row"),
+        (("--trust-remote-code", "--tool-call-parser", "hermes", "--noise", "x"), "--noise: not a ratio"),
+    ],
+)
+def test_a_twins_options_are_checked(run: Run, words: tuple[str, ...], line: str) -> None:
+    assert refused(run(*TWIN, *words)).startswith(line)
+
+
+def test_options_of_a_twin_need_one(run: Run) -> None:
+    assert refused(run("serve", "smollm2-135m", "--replicas", "2")).startswith("--replicas needs --simulate")
