@@ -1,6 +1,7 @@
 """plan(): a model, a GPU and flags -> where the memory goes, how many requests fit, and the command that starts it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
@@ -9,7 +10,7 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import users_held
 from kvplan.servers.base import SERVERS, abilities_of, server_of, terms_of
-from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Concurrency, HostRow, Place, PoolShare, Sized, UserAnswer
+from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Concurrency, HostRow, Place, PoolShare, Refusal, Sized, UserAnswer
 from kvplan.servers.plans.plan import Load as Load
 from kvplan.servers.plans.plan import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans.plan import Plan as Plan
@@ -89,7 +90,8 @@ def users_of(request: Request, answer: Sized, *, fits: bool) -> Concurrency:
 def lack_text(the_plan: Plan) -> str:
     """Why a plan does not fit: its server's reason, or the bytes that are missing."""
     if the_plan.refusal is not None:
-        return f"does not start: {the_plan.refusal.text}"
+        does = "does not fit" if the_plan.refusal.by == "phase" else "does not start:"
+        return f"{does} {the_plan.refusal.text}"
     args = the_plan.request.args
     of_each = " on each GPU" if args.world_size > 1 else ""
     return f"does not fit, {format_bytes(the_plan.deficit)} short{of_each}"
@@ -138,6 +140,32 @@ def plan(request: Request) -> Plan:
     if refusal is not None and refusal.by != "unsupported" and not capacity.fits:
         refusal = None  # the KV cache lacks memory, which says more
     fits = capacity.fits and capacity.num_blocks > 0 and refusal is None
+    answered = planned(request, answer, refusal, fits=fits, notes=notes)
+    return answered if request.colocated is None else beside_others(answered, answer, notes)
+
+
+def beside_others(alone: Plan, answer: Sized, notes: tuple[str, ...]) -> Plan:
+    """The plan with its phases; it fails where one does not fit beside what is stated for others."""
+    from kvplan.planning import phases  # only for a server that sleeps
+
+    request, colocated = alone.request, alone.request.colocated
+    if colocated is None:
+        return alone
+    if not alone.fits and alone.refusal is not None and alone.refusal.by == "free_memory":
+        base = plan(replace(request, memory_in_use=0, colocated=None))
+        own = phases.phases(base, colocated) if base.fits else ()
+        return replace(alone, refusal=phases.named(alone.refusal, colocated), phases=own)
+    if not alone.fits:
+        return alone
+    whole = replace(alone, phases=phases.phases(alone, colocated))
+    refusal = phases.refused(whole)
+    if refusal is None:
+        return whole
+    return replace(planned(request, answer, refusal, fits=False, notes=notes), phases=whole.phases)
+
+
+def planned(request: Request, answer: Sized, refusal: Refusal | None, *, fits: bool, notes: tuple[str, ...]) -> Plan:
+    capacity = answer.capacity
     return Plan(
         request=request,
         settings=answer.settings,
