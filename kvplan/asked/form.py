@@ -262,8 +262,7 @@ def colocated_of(in_use: Mapping[str, int], args: EngineArgs, command: "ServeCom
     """How others share the GPUs in turn: as a framework does, else a client that puts the server to sleep."""
     stated = command.colocated if command else None
     if stated is not None:
-        never = stated.level or not args.enable_sleep_mode
-        return replace(stated, level=stated.level if never else 2, in_use=in_use)
+        return replace(stated, in_use=in_use)
     if args.enable_sleep_mode:
         return Colocated(in_use=in_use)
     if in_use.keys() - {"awake"} and in_use.get("awake") != in_use.get("asleep"):

@@ -44,7 +44,7 @@ def read_command(text: str, options: Collection[str] = ()) -> ServeCommand:
 
 
 def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
-    """Parse a pasted server command, or a framework's rollout engine, listing rejected flags in the result instead of raising."""
+    """Parse a pasted command, or a framework's rollout engine, listing rejected flags in the result, not raising."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
     if re.search(_ROLLOUT, text):

@@ -17,7 +17,7 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import parse_engine, server_of
-from kvplan.servers.plans.plan import GpuCount, Load, Request
+from kvplan.servers.plans.plan import Colocated, GpuCount, Load, Request
 from kvplan.servers.releases import DEFAULT, Version
 from kvplan.servers.words.arguments import EngineArgs
 
@@ -84,7 +84,7 @@ class Asked:
     weights_bytes: int | None = None
     draft: str | None = None
     memory_in_use: int | None = None
-    colocated: "Colocated | None" = None
+    colocated: Colocated | None = None
     calibration: str | None = None
     command: "ServeCommand | None" = None
     pasted: str = PASTED

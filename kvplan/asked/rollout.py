@@ -8,7 +8,7 @@ vllm_engine.py), SkyRL a956457 (skyrl/train/config/config.py, inference_servers/
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Final
 
@@ -27,9 +27,9 @@ _DOTTED: Final = r"[+~]*([A-Za-z_]\w*(?:\.\w+)+)=(.*)"
 _MARKS: Final[Mapping[str, str]] = {  # framework -> what only its texts have
     "verl": r"\bactor_rollout_ref[.:]",
     "OpenRLHF": r"\bopenrlhf\.cli\b|--vllm[._]num_engines\b",
-    "SkyRL": r"\bskyrl\b.*\bgenerator\.|\bskyrl_train\b|(?m:^generator:)|\bgenerator\.(?:inference_engine|gpu_mem|num_inf)",
+    "SkyRL": r"\bskyrl_train\b|(?ms:^trainer:.*^generator:|^generator:.*^trainer:)|\bgenerator\.(?:inf|gpu_mem|num_inf)",
     "trl vllm-serve": r"\btrl\s+vllm-serve\b|\btrl\.scripts\.vllm_serve\b",
-    "TRL": rf"\b{_CONFIGS}\s*\(|--use_vllm\b|--vllm_mode\b|(?m:^\s*use_vllm:)",
+    "TRL": r"--use_vllm\b|--vllm_mode\b|(?m:^\s*use_vllm:)",
 }
 TITLES: Final = {"trl vllm-serve": "TRL"}
 SAME: Final = (
@@ -46,6 +46,8 @@ SGLANG: Final = {
 
 def framework_of(text: str) -> str | None:
     """The framework whose settings a text has, if any."""
+    if re.search(rf"\b{_CONFIGS}\s*\(", text):
+        return "TRL"
     return next((name for name, mark in _MARKS.items() if re.search(mark, text)), None)
 
 
@@ -53,20 +55,26 @@ def framework_of(text: str) -> str | None:
 class Engine:
     """A rollout engine: its arguments by vLLM's names, and how it shares its GPUs.
 
-    own    arguments by the server's own names; read: the settings that were read
-    level  of its sleep: 1 keeps the weights on the host, 2 drops them; 0: it stays awake; None: GPUs of its own
-    gpus   of all engines; None: not stated
+    prefix    of the engine's own settings
+    own       arguments by the server's own names
+    read      the settings that were read, and `defaults` the arguments that the framework itself sets
+    level     of its sleep: 1 keeps the weights on the host, 2 drops them; 0: it stays awake; None: GPUs of its own
+    gpus      of all engines; None: not stated
+    written   flags of remedies, as the framework's settings
     """
 
     settings: Mapping[str, Any]
+    prefix: str
     server: str = "vllm"
     args: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)
     level: int | None = None
     keeps: tuple[str, ...] = ()
     gpus: int | None = None
     notes: list[str] = field(default_factory=list)
+    written: Mapping[str, str] = field(default_factory=dict)
 
     def take(self, *names: str, default: Any = None) -> Any:
         """The first of some settings that is stated, else the default; null counts as not stated."""
@@ -87,14 +95,25 @@ class Engine:
     def is_on(self, *names: str, default: bool = False) -> bool:
         return self.take(*names, default=default) in (True, "true", "yes", "1")
 
-    def take_all(self, prefix: str, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
-        """Arguments under a prefix, by vLLM's names or the framework's own."""
-        names = {name: name for name in SAME} | {own: name for own, name in renamed.items()}
-        for own, name in names.items():
-            value = self.take(prefix + own)
-            if value is not None:
-                self.args[name] = value
-        self.args = {**defaults, **self.args}
+    def argument(self, name: str, *settings: str, default: Any = None) -> None:
+        """One of vLLM's arguments, by the framework's names for it."""
+        value = self.take(*settings)
+        if value is None and default is not None:
+            self.defaults[name] = value = default
+        if value is not None:
+            self.args[name] = value
+
+    def take_all(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+        """Arguments under its prefix, by vLLM's names or the framework's own."""
+        names: dict[str, list[str]] = {name: [self.prefix + name] for name in SAME}
+        for own, name in renamed.items():
+            names[name].append(self.prefix + own)
+        for name, settings in names.items():
+            self.argument(name, *settings, default=defaults.get(name))
+
+    def count_gpus(self, nodes: str, per_node: str, default: int | None = None) -> None:
+        counts = self.take(nodes, default=1), self.take(per_node, default=default)
+        self.gpus = counts[0] * counts[1] if all(isinstance(count, int) for count in counts) else None
 
     def take_kwargs(self, prefix: str) -> None:
         """Arguments that the framework passes on as they are."""
@@ -113,7 +132,7 @@ class Engine:
 def read_rollout(text: str, framework: str, options: Collection[str]) -> ServeCommand:
     """Parse the rollout engine of a framework's settings as its server's command."""
     settings = dict(settings_of(text, framework))
-    engine = Engine(settings)
+    engine = Engine(settings, PREFIXES.get(framework, "vllm"))
     READERS[framework](engine, text)
     title, model = TITLES.get(framework, framework), engine.own.pop("model", None)
     if model is None and "model" not in options:
@@ -140,15 +159,15 @@ def notes_of(engine: Engine, title: str, command: ServeCommand) -> Iterator[str]
     """What was read, what was not, and which GPUs the engine has."""
     read = dict.fromkeys(engine.read)
     yield f"{title}'s rollout engine; settings read: {', '.join(read) or 'none, all by default'}"
-    defaults = [f"{name} {value}" for name, value in engine.args.items() if not any(key.endswith(name) for key in read)]
-    if defaults:
-        yield f"by {title}'s defaults: {', '.join(defaults)}; other releases may have others"
+    if engine.defaults:
+        values = ", ".join(f"{name} {value}" for name, value in engine.defaults.items())
+        yield f"by {title}'s defaults: {values}; other releases may have others"
     others: dict[str, int] = {}
     near = []
     for name in engine.settings:
         group = name.rpartition(".")[0]
-        if name not in read and re.search(r"rollout|generator|vllm", group or name):
-            near.append(name.rpartition(".")[2])
+        if name not in read and name.startswith(engine.prefix):
+            near.append(name.removeprefix(engine.prefix) if "." in engine.prefix else name)
         elif name not in read:
             others[group] = others.get(group, 0) + 1
     if near or others:
@@ -166,6 +185,9 @@ def notes_of(engine: Engine, title: str, command: ServeCommand) -> Iterator[str]
     if engine.level is None:
         yield "its GPUs are its own: no trainer shares them, and it never sleeps"
     yield from engine.notes
+    if engine.written:
+        names = ", ".join(f"{flag} is {setting}" for flag, setting in engine.written.items())
+        yield f"what an answer writes as a flag is one of {title}'s settings: {names}"
 
 
 # --- settings of a text -----------------------------------------------------------------------------------------------
@@ -173,7 +195,10 @@ def notes_of(engine: Engine, title: str, command: ServeCommand) -> Iterator[str]
 
 def settings_of(text: str, framework: str) -> Iterator[tuple[str, Any]]:
     """(name, value) of each setting of a script, a YAML file or a call in Python."""
-    tree = snippet._parsed(text) if framework == "TRL" and re.search(rf"{_CONFIGS}\s*\(", text) else None
+    text = re.sub(r"\$\{HOME\}|\$HOME\b", "~", text)
+    tree = snippet._parsed(text) if framework == "TRL" else None
+    if tree is not None and not re.search(rf"{_CONFIGS}\s*\(", text):  # a script whose docstring has its command
+        text, tree = ast.get_docstring(tree) or text, None
     if tree is not None:
         yield from of_calls(tree)
     elif re.search(r"(?m)^\s*[\w.]+:(?:\s|$)", text) and not re.search(r"(?m)^[^#\n]*(?:\bpython|--\w|\w=\S)", text):
@@ -268,6 +293,7 @@ def with_sums(text: str) -> str:
 # --- frameworks -------------------------------------------------------------------------------------------------------
 
 VERL: Final = "actor_rollout_ref.rollout."
+FLAGS: Final = {"gpu_memory_utilization": "--gpu-memory-utilization", "enforce_eager": "--enforce-eager"}
 VERL_NAMES: Final = {
     "tensor_model_parallel_size": "tensor_parallel_size", "pipeline_model_parallel_size": "pipeline_parallel_size",
 }  # fmt: skip
@@ -284,7 +310,9 @@ def verl(engine: Engine, text: str) -> None:
     if not engine.server:
         raise UsageError("--from-command", f"verl's rollout {printable(str(name), 40)!r} is not sized",
                          "kvplan reads those of vllm and sglang")  # fmt: skip
-    engine.take_all(VERL, VERL_NAMES, VERL_DEFAULTS)
+    engine.take_all(VERL_NAMES, VERL_DEFAULTS)
+    tensor = {"--tensor-parallel-size": f"{VERL}tensor_model_parallel_size"}
+    engine.written = {flag: VERL + name for name, flag in FLAGS.items()} | tensor
     engine.take_kwargs(f"{VERL}engine_kwargs.{engine.server}.")
     engine.own["model"] = engine.take("actor_rollout_ref.model.path")
     if engine.number(f"{VERL}expert_parallel_size", default=1) > 1:
@@ -294,8 +322,7 @@ def verl(engine: Engine, text: str) -> None:
     rank = engine.number("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank", default=0)
     adapters = rank > 0 and not engine.is_on("actor_rollout_ref.model.lora.merge")
     engine.with_adapters(rank if adapters else 0)
-    nodes = engine.number("trainer.nnodes", default=1)
-    engine.gpus = engine.number("trainer.n_gpus_per_node", default=8) * nodes
+    engine.count_gpus("trainer.nnodes", "trainer.n_gpus_per_node", default=8)
     apart = engine.number("rollout.nnodes", f"{VERL}nnodes", default=0) > 0
     if apart or not engine.is_on("actor_rollout_ref.hybrid_engine", default=True):
         engine.gpus = None
@@ -322,44 +349,47 @@ SKYRL_DEFAULTS: Final = {
 
 def skyrl(engine: Engine, text: str) -> None:
     """SkyRL sleeps at level 2, at 1 if only adapters are sent again."""
-    prefix = SKYRL if any(name.startswith(SKYRL) for name in engine.settings) else "generator."
+    prefix = engine.prefix = SKYRL if any(name.startswith(SKYRL) for name in engine.settings) else "generator."
     backend = engine.take(f"{prefix}backend", default="vllm")
     engine.server = "sglang" if backend == "sglang" else "vllm"
-    engine.take_all(prefix, SKYRL_NAMES, SKYRL_DEFAULTS)
+    engine.take_all(SKYRL_NAMES, SKYRL_DEFAULTS)
+    engine.written = {flag: prefix + name for name, flag in FLAGS.items()}
     engine.take_kwargs(f"{prefix}engine_init_kwargs.")
     engine.own["model"] = engine.take("trainer.policy.model.path")
-    experts = engine.number(f"{prefix}expert_parallel_size", f"{prefix}inference_engine_expert_parallel_size", default=1)
+    experts = engine.number(
+        f"{prefix}expert_parallel_size", f"{prefix}inference_engine_expert_parallel_size", default=1
+    )
     if experts > 1 and engine.server == "vllm":
         engine.own["enable_expert_parallel"] = True
     rank = engine.number("trainer.policy.model.lora.rank", default=0)
     engine.with_adapters(rank)
-    engine.gpus = None
     if engine.is_on("trainer.placement.colocate_all", default=True):
         engine.level = 1 if rank > 0 else 2
-        nodes = engine.number("trainer.placement.policy_num_nodes", default=1)
-        per_node = engine.take("trainer.placement.policy_num_gpus_per_node")
-        engine.gpus = per_node * nodes if isinstance(per_node, int) else None
+        engine.count_gpus("trainer.placement.policy_num_nodes", "trainer.placement.policy_num_gpus_per_node")
 
 
 def openrlhf(engine: Engine, text: str) -> None:
     """OpenRLHF sleeps at level 1, if it is told to."""
     engine.own["model"] = engine.take("actor_model_name_or_path", "pretrain")
-    engine.args = {"dtype": "bfloat16"}
-    engine.args["tensor_parallel_size"] = engine.number("vllm_tensor_parallel_size", default=1)
-    engine.args["gpu_memory_utilization"] = engine.take("vllm_gpu_memory_utilization", default=0.95)
-    engine.args["enforce_eager"] = engine.is_on("vllm_enforce_eager", "enforce_eager")
-    engine.args["enable_prefix_caching"] = engine.is_on("vllm_enable_prefix_caching", "enable_prefix_caching")
+    engine.argument("dtype", default="bfloat16")
+    engine.argument("tensor_parallel_size", "vllm_tensor_parallel_size", default=1)
+    engine.argument("gpu_memory_utilization", "vllm_gpu_memory_utilization", default=0.95)
+    engine.argument("enforce_eager", "vllm_enforce_eager", "enforce_eager")
+    engine.argument("enable_prefix_caching", "vllm_enable_prefix_caching", "enable_prefix_caching", default=False)
+    dotted = any(name.startswith(("actor_model", "train_colocate")) for name in engine.settings)
+    mark = "--vllm." if dotted else "--vllm_"
+    engine.written = {FLAGS["gpu_memory_utilization"]: f"{mark}gpu_memory_utilization",
+                      "--enable-sleep-mode": f"{mark}enable_sleep"}  # fmt: skip
     parts = [engine.take(name) for name in ("prompt_max_len", "generate_max_len")]
     if any(parts):  # of earlier releases
         engine.args["max_model_len"] = sum(part or 1024 for part in parts)
     else:
-        engine.args["max_model_len"] = engine.number("data_max_len", "max_len", default=2048)
-    if engine.is_on("train_colocate_all", "colocate_all_models") and not engine.is_on("train_async_enable", "async_train"):
+        engine.argument("max_model_len", "data_max_len", "max_len", default=2048)
+    if engine.is_on("train_colocate_all", "colocate_all_models") and not engine.is_on(
+        "train_async_enable", "async_train"
+    ):
         engine.level = int(engine.is_on("vllm_enable_sleep"))
-        nodes = engine.number("actor_num_nodes", default=1)
-        engine.gpus = engine.number("actor_num_gpus_per_node", default=8) * nodes
-    elif (engines := engine.take("vllm_num_engines")) is not None:
-        engine.gpus = engines * engine.args["tensor_parallel_size"]
+        engine.count_gpus("actor_num_nodes", "actor_num_gpus_per_node", default=8)
 
 
 def trl(engine: Engine, text: str) -> None:
@@ -372,10 +402,11 @@ def trl(engine: Engine, text: str) -> None:
         raise UsageError("--from-command", "vllm_mode is server: the engine is another command's",
                          "paste its `trl vllm-serve ...`")  # fmt: skip
     tp = engine.number("vllm_tensor_parallel_size", default=1)
-    engine.args = {
-        "gpu_memory_utilization": engine.take("vllm_gpu_memory_utilization", default=0.3),
-        "tensor_parallel_size": tp, "max_num_batched_tokens": 4096,
-    }  # fmt: skip
+    engine.argument("gpu_memory_utilization", "vllm_gpu_memory_utilization", default=0.3)
+    engine.argument("max_num_batched_tokens", default=4096)
+    engine.args["tensor_parallel_size"] = tp
+    names = {"--enable-sleep-mode": "vllm_enable_sleep_mode", "--tensor-parallel-size": "vllm_tensor_parallel_size"}
+    engine.written = {FLAGS["gpu_memory_utilization"]: "vllm_gpu_memory_utilization"} | names
     context = engine.take("vllm_max_model_length", "vllm_max_model_len")
     prompt, completion = engine.take("max_prompt_length"), engine.take("max_completion_length")
     if context is None and isinstance(prompt, int) and isinstance(completion, int):  # of earlier releases
@@ -392,11 +423,10 @@ def trl(engine: Engine, text: str) -> None:
 
 def trl_server(engine: Engine, text: str) -> None:
     engine.own["model"] = engine.take("model")
-    engine.take_all("", {}, {"gpu_memory_utilization": 0.9})
+    engine.prefix = ""
+    engine.take_all({}, {"gpu_memory_utilization": 0.9})
 
 
 READERS: Final = {"verl": verl, "SkyRL": skyrl, "OpenRLHF": openrlhf, "TRL": trl, "trl vllm-serve": trl_server}
 
-
-def marks() -> Iterable[str]:
-    return _MARKS.values()
+PREFIXES: Final = {"verl": VERL, "SkyRL": SKYRL}

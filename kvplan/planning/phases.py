@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.core.units import format_gib
+from kvplan.servers.base import server_of
 from kvplan.servers.plans.plan import BUDGET_ROWS, Colocated, Phase, Plan, Refusal
 
 KEPT: Final = ("context", "cuda_graphs", "non_torch", "buffers")
@@ -21,23 +22,25 @@ def phases(plan: Plan, colocated: Colocated) -> tuple[Phase, ...]:
     memory, estimates = plan.memory, plan.estimates
     rows = {"weights": memory.weights, **{name: getattr(memory, name) for name in BUDGET_ROWS}}
     rows |= {"context": estimates["context"].likely, "kv_cache": memory.kv_cache}
+    # Of activations and graphs, which some servers reserve for without telling them apart: only graphs stay.
+    reserved = rows["reserved"] = server_of(plan.request.release.engine).kept_back(plan)
     low, high = (
         {name: getattr(estimates[name], end) if name in estimates else size for name, size in rows.items()}
         for end in ("low", "high")
     )
 
-    def phase(name: str, kept: tuple[str, ...]) -> Phase:
-        own = {row: size for row, size in rows.items() if row in kept and size}
+    def phase(name: str, staying: tuple[str, ...]) -> Phase:
+        own = {row: size for row, size in rows.items() if row in staying and size}
         others = colocated.in_use.get(name)
         if name == "awake":  # the KV cache is what the estimates leave
             ends = sum(own.values()), sum(own.values())
         else:
-            ends = sum(low[row] for row in own), sum(high[row] for row in own)
+            ends = sum(low[row] for row in own), sum(high[row] for row in own) + reserved * ("reserved" not in own)
         return Phase(name, own, *ends, others, memory.total - sum(own.values()) - (others or 0))  # type: ignore[arg-type]
 
-    kept = (*KEPT, *colocated.keeps) if colocated.level else tuple(rows)
-    awake, asleep = phase("awake", tuple(rows)), phase("asleep", kept)
-    return (awake, asleep, phase("waking", (*kept, *WEIGHTS))) if colocated.level else (awake, asleep)
+    staying = (*KEPT, *colocated.keeps) if colocated.level else tuple(rows)
+    awake, asleep = phase("awake", tuple(rows)), phase("asleep", staying)
+    return (awake, asleep, phase("waking", (*staying, *WEIGHTS))) if colocated.level else (awake, asleep)
 
 
 WHEN: Final = {"awake": ("awake", "rollout"), "asleep": ("asleep", "training"), "waking": ("waking up", "weight sync")}

@@ -10,7 +10,17 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import users_held
 from kvplan.servers.base import SERVERS, abilities_of, server_of, terms_of
-from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Concurrency, HostRow, Place, PoolShare, Refusal, Sized, UserAnswer
+from kvplan.servers.plans.plan import (
+    BUDGET_ROWS,
+    Budget,
+    Concurrency,
+    HostRow,
+    Place,
+    PoolShare,
+    Refusal,
+    Sized,
+    UserAnswer,
+)
 from kvplan.servers.plans.plan import Load as Load
 from kvplan.servers.plans.plan import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans.plan import Plan as Plan
@@ -151,6 +161,10 @@ def beside_others(alone: Plan, answer: Sized, notes: tuple[str, ...]) -> Plan:
     request, colocated = alone.request, alone.request.colocated
     if colocated is None:
         return alone
+    if not colocated.level and request.args.enable_sleep_mode:  # an answer's remedy, or an option
+        colocated = replace(colocated, level=1)
+        request = replace(request, colocated=colocated)
+        alone = replace(alone, request=request)
     if not alone.fits and alone.refusal is not None and alone.refusal.by == "free_memory":
         base = plan(replace(request, memory_in_use=0, colocated=None))
         own = phases.phases(base, colocated) if base.fits else ()
