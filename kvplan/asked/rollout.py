@@ -27,7 +27,7 @@ _DOTTED: Final = r"[+~]*([A-Za-z_]\w*(?:\.\w+)+)=(.*)"
 _MARKS: Final[Mapping[str, str]] = {  # framework -> what only its texts have
     "verl": r"\bactor_rollout_ref[.:]",
     "OpenRLHF": r"\bopenrlhf\.cli\b|--vllm[._]num_engines\b",
-    "SkyRL": r"\bskyrl_train\b|(?ms:^trainer:.*^generator:|^generator:.*^trainer:)|\bgenerator\.(?:inf|gpu_mem|num_inf)",
+    "SkyRL": r"\bskyrl_train\b|(?ms:^trainer:.*^generator:|^generator:.*^trainer:)|\bgenerator\.(?:inf|gpu_|num_)",
     "trl vllm-serve": r"\btrl\s+vllm-serve\b|\btrl\.scripts\.vllm_serve\b",
     "TRL": r"--use_vllm\b|--vllm_mode\b|(?m:^\s*use_vllm:)",
 }
@@ -152,6 +152,9 @@ def words_of(engine: Engine) -> Iterator[str]:
     names = SGLANG if engine.server == "sglang" else {name: name for name in SAME}
     values = {names[name]: value for name, value in engine.args.items() if name in names} | engine.own
     for name, value in values.items():
+        if name == "cudagraph_capture_sizes" and isinstance(value, list):
+            yield from (f"--{name.replace('_', '-')}", *map(str, value))
+            continue
         yield from snippet.flag_words(name, value, engine.server)
 
 
@@ -356,9 +359,7 @@ def skyrl(engine: Engine, text: str) -> None:
     engine.written = {flag: prefix + name for name, flag in FLAGS.items()}
     engine.take_kwargs(f"{prefix}engine_init_kwargs.")
     engine.own["model"] = engine.take("trainer.policy.model.path")
-    experts = engine.number(
-        f"{prefix}expert_parallel_size", f"{prefix}inference_engine_expert_parallel_size", default=1
-    )
+    experts = engine.number(*(f"{prefix}{own}expert_parallel_size" for own in ("", "inference_engine_")), default=1)
     if experts > 1 and engine.server == "vllm":
         engine.own["enable_expert_parallel"] = True
     rank = engine.number("trainer.policy.model.lora.rank", default=0)
@@ -385,9 +386,8 @@ def openrlhf(engine: Engine, text: str) -> None:
         engine.args["max_model_len"] = sum(part or 1024 for part in parts)
     else:
         engine.argument("max_model_len", "data_max_len", "max_len", default=2048)
-    if engine.is_on("train_colocate_all", "colocate_all_models") and not engine.is_on(
-        "train_async_enable", "async_train"
-    ):
+    is_async = engine.is_on("train_async_enable", "async_train")
+    if engine.is_on("train_colocate_all", "colocate_all_models") and not is_async:
         engine.level = int(engine.is_on("vllm_enable_sleep"))
         engine.count_gpus("actor_num_nodes", "actor_num_gpus_per_node", default=8)
 

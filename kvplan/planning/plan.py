@@ -154,7 +154,7 @@ def plan(request: Request) -> Plan:
     return answered if request.colocated is None else beside_others(answered, answer, notes)
 
 
-def beside_others(alone: Plan, answer: Sized, notes: tuple[str, ...]) -> Plan:
+def beside_others(alone: Plan, answer: Sized, notes: Sequence[str]) -> Plan:
     """The plan with its phases; it fails where one does not fit beside what is stated for others."""
     from kvplan.planning import phases  # only for a server that sleeps
 
@@ -178,7 +178,7 @@ def beside_others(alone: Plan, answer: Sized, notes: tuple[str, ...]) -> Plan:
     return replace(planned(request, answer, refusal, fits=False, notes=notes), phases=whole.phases)
 
 
-def planned(request: Request, answer: Sized, refusal: Refusal | None, *, fits: bool, notes: tuple[str, ...]) -> Plan:
+def planned(request: Request, answer: Sized, refusal: Refusal | None, *, fits: bool, notes: Sequence[str]) -> Plan:
     capacity = answer.capacity
     return Plan(
         request=request,

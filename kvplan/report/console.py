@@ -544,7 +544,7 @@ def phase_lines(doc: PlanDocument) -> list[Line]:
     lines = [line(f"Each GPU {turn} ({level})", "bold")]
     for phase in shared["phases"]:
         others, free = phase["others"], phase["free"]
-        low, high = (f"{phase[end] / GIB:,.2f}" for end in ("server_low", "server_high"))  # type: ignore[literal-required]
+        low, high = (f"{phase[end] / GIB:,.2f}" for end in ("server_low", "server_high"))
         spread = f" ({low}-{high})" if low != high else ""
         beside = f"{format_gib(free)} left for others" if others is None else (
             f"{format_gib(others)} beside it, {format_gib(abs(free))} {'free' if free >= 0 else 'short'}"
