@@ -123,6 +123,7 @@ def check_vendor(request: Request) -> None:
     if " MIG " in request.gpu.device_name and request.args.world_size > 1:
         problem = f"is a MIG slice, and NCCL joins none with others ({request.args.world_size} ranks)"
         raise UsageError(f"--gpu {request.gpu.name}", problem, "use one slice for each server", keys=("gpu",))
+    check_shared_memory(request)
     if vendor in (*abilities_of(request.release.engine).vendors, "unknown"):
         return
     from kvplan.hardware.vendors import served_by, title  # only for the error
@@ -133,6 +134,19 @@ def check_vendor(request: Request) -> None:
         "--gpu", f"{server} is not planned on {title(vendor)} GPUs ({request.gpu.name})",
         f"use {' or '.join(others)}" if others else served_by(vendor), keys=("gpu",),
     )  # fmt: skip
+
+
+def check_shared_memory(request: Request) -> None:
+    """Reject what has no second memory to use, where host and GPU share one."""
+    gpu, args = request.gpu, request.args
+    if gpu.node_gpus == 1 and args.num_gpus > 1 and abilities_of(request.release.engine).one_machine:
+        problem = f"is one GPU with the host's memory: a machine has no second of {args.num_gpus} to spread over"
+        raise UsageError(f"--gpu {gpu.name}", problem, "use one rank, or a GPU of which a machine has several",
+                         keys=("gpu",))  # fmt: skip
+    if gpu.unified and not gpu.has_own_limit and (args.cpu_offload_gb or args.offload_group_size):
+        flag = "--cpu-offload-gb" if args.cpu_offload_gb else "--offload-group-size"
+        problem = f"frees nothing on {gpu.name}, whose GPU and host share one memory"
+        raise UsageError(flag, problem, "remove it, and quantize the weights or choose a smaller model")
 
 
 def plan(request: Request) -> Plan:

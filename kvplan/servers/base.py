@@ -103,6 +103,7 @@ class Abilities:
     lean_kernels      kernels of experts that keep workspaces of their own -> kernels that keep none
     vendors           makers of GPUs that it serves on by rules that are known
     fits_context      without a context it chooses one that fits
+    one_machine       a server's GPUs are those of one machine
     file_types        --quantization is the type of the file that it loads, and changes nothing while loading
     """
 
@@ -119,6 +120,7 @@ class Abilities:
     lean_kernels: Mapping[str, str] = field(default_factory=dict)
     vendors: tuple[str, ...] = ("nvidia", "amd")
     fits_context: bool = False
+    one_machine: bool = False
     file_types: bool = False
 
 

@@ -52,7 +52,9 @@ terms = Terms(
         described=None,
     ),
 )
-abilities = Abilities(keeps_share=True, fits_context=True, file_types=True, vendors=("nvidia", "amd", "apple", "intel"))
+abilities = Abilities(
+    keeps_share=True, fits_context=True, one_machine=True, file_types=True, vendors=("nvidia", "amd", "apple", "intel")
+)  # fmt: skip
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
