@@ -41,12 +41,14 @@ def checked(
     tell: Callable[[str, str], None] | None = None,
     update: bool = False,
     base: str | None = None,
+    limits: bool = False,
 ) -> CheckResult:
     """Judge a policy. Raise InvalidInputError with the line of an error in its file, which is at `path`.
 
     tell    takes the notes from reading the targets, each with its kind
     update  judge the rules with the current figures as the baseline
     base    a revision: also judge what is weaker than there
+    limits  also derive each target's operating limits
     """
     loads: Loads = {}
     cases: list[Case] = []
@@ -70,7 +72,12 @@ def checked(
         from kvplan.policy.base import since_base  # only with a base
 
         changed = (since_base(base, policy, path, cases, against.baseline, offline=offline),)
-    return replace(result, targets=(*result.targets, *changed))
+    operating = {}
+    if limits:
+        from kvplan.policy.limits import limits_of  # only for what is made of them
+
+        operating = {case.target.id: limits_of(case) for case in cases}
+    return replace(result, targets=(*result.targets, *changed), limits=operating)
 
 
 def evidence_of(policy: Policy, cases: list[Case]) -> Evidence:
