@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from math import sqrt
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvplan.models.catalog import model_id
 from kvplan.planning import users
@@ -22,6 +22,9 @@ from kvplan.policy.gauges import DRAWN, Case, located, prefix_tokens, read_trace
 from kvplan.servers.base import server_of, terms_of
 from kvplan.servers.logs.metrics import Metrics
 from kvplan.workloads.trace import TraceRequest
+
+if TYPE_CHECKING:
+    from kvplan.simulate.preempted import Kept
 
 MARGIN: Final = 3.0  # standard deviations: a normal sum exceeds them once in 740 looks
 PARTS: Final = 4  # moments of a request's output at which its blocks are counted
@@ -42,6 +45,7 @@ class Limits:
     sequences_first  sequences run out before the pool does
     preempted    share of requests that may be preempted; is_stated: by the policy
     requests     which requests were counted, in words
+    targets      the workload's latency targets, and the largest load that keeps them, or why it is not known
     """
 
     target: str
@@ -58,6 +62,14 @@ class Limits:
     preempted: float
     is_stated: bool
     requests: str
+    targets: "tuple[str, Kept | str] | None" = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight on one replica that neither its memory nor its latency targets forbid."""
+        if self.targets is None or isinstance(self.targets[1], str):
+            return self.running
+        return max(1, min(self.running, int(self.targets[1].in_flight)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +87,8 @@ def level(share: float) -> float:
     return ((sqrt(margin * margin + 4) - margin) / 2) ** 2
 
 
-def limits_of(case: Case) -> Limits | str:
-    """The limits of a target, or why it has none."""
+def limits_of(case: Case, kept: "Kept | str | None" = None) -> Limits | str:
+    """The limits of a target, or why it has none; kept: the largest load that keeps its latency targets."""
     plan, engine = case.plan, case.plan.request.release.engine
     metrics = server_of(engine).outputs().metrics
     if metrics is None:
@@ -110,6 +122,7 @@ def limits_of(case: Case) -> Limits | str:
         preempted=float(rates[0]) if rates else PREEMPTED,
         is_stated=bool(rates),
         requests=held.requests,
+        targets=None if kept is None or case.target.workload is None else (case.target.workload.slo or "", kept),
     )
 
 

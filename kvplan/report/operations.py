@@ -8,13 +8,16 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.table import percent
 from kvplan.core.units import plural
 from kvplan.policy.limits import Limits
 from kvplan.policy.result import CheckResult
+
+if TYPE_CHECKING:
+    from kvplan.simulate.preempted import Kept
 
 RULES_FILE: Final = "kvplan.rules.yaml"  # that the tests name
 SCRAPE_S: Final = 15
@@ -91,6 +94,17 @@ def heading(result: CheckResult) -> str:
 
 
 def sentence(limits: Limits) -> str:
+    return memory_sentence(limits) + ("" if limits.targets is None else f"; {targets_sentence(*limits.targets)}")
+
+
+def targets_sentence(targets: str, kept: "Kept | str") -> str:
+    if isinstance(kept, str):
+        return f"{targets}: {kept}"
+    count = plural(int(kept.in_flight), "request")
+    return f"{targets} is likely kept up to {kept.rate:.2f} requests/s, with {count} in flight"
+
+
+def memory_sentence(limits: Limits) -> str:
     count = f"{plural(limits.running, 'running request')} ({limits.requests})"
     if limits.usage is not None:
         return f"{percent(limits.usage)} of the KV cache, {count}"
@@ -391,7 +405,7 @@ def scaled_object(limits: Limits) -> dict[str, Any]:
         "metadata": {
             "serverAddress": "http://prometheus-operated.monitoring:9090",
             "query": query,
-            "threshold": str(limits.running),
+            "threshold": str(limits.in_flight),
         },
     }
     name = re.sub(r"[^a-z0-9-]+", "-", limits.target.lower()).strip("-") or "server"

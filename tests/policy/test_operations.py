@@ -24,7 +24,7 @@ targets:
     model: llama-3.1-8b
     gpu: l40s
     max_model_len: 16k
-    workload: {profile: azure-2023-conv, rate: 3/s}
+    workload: {profile: azure-2023-conv, rate: 3/s, slo: "ttft=2s,tpot=60ms"}
     rules: {fits: true, max_preemption_rate: 2%}
   - id: agents
     gpu: h100-80g
@@ -162,8 +162,22 @@ def test_the_operator_gets_the_same_rules(result: CheckResult) -> None:
 def test_replicas_follow_the_requests_in_flight(result: CheckResult) -> None:
     objects = list(yaml.safe_load_all(WRITERS["keda"](result)))
     thresholds = {item["metadata"]["name"]: item["spec"]["triggers"][0]["metadata"]["threshold"] for item in objects}
-    assert thresholds == {target: str(limits_of(result, target).running) for target in result.limits}
+    assert thresholds == {target: str(limits_of(result, target).in_flight) for target in result.limits}
     assert {item["kind"] for item in objects} == {"ScaledObject"}
+
+
+def test_latency_targets_bound_the_requests_in_flight(result: CheckResult, run: Run) -> None:
+    """As `simulate --slo` has them: the same rate, and what runs and waits at it."""
+    limits = limits_of(result, "chat")
+    assert limits.targets is not None
+    targets, kept = limits.targets
+    assert not isinstance(kept, str)
+    command = ["simulate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "16k", "--profile", "azure-2023-conv"]
+    options = ["--num-requests", "2000", "--slo", targets, "--format", "json"]
+    (answer,) = run(*command, "--rate", "3", *options).json["variants"]
+    assert answer["largest"]["keeps"] == kept.rate
+    (at_most,) = run(*command, "--rate", str(kept.rate), *options).json["variants"]
+    assert limits.in_flight == int(at_most["running"]["mean"] + at_most["waiting"]["mean"]) < limits.running
 
 
 def test_the_dashboard_draws_each_limit(result: CheckResult) -> None:
