@@ -91,7 +91,7 @@ CASES: Final = {  # model, GPU, context, workload
     "chat": ("llama-3.1-8b", "l40s", "16k", "azure-2023-conv"),
     "reasoning": ("llama-3.1-8b", "a100-80g", "64k", "reasoning"),
     "experts": ("qwen3-30b-a3b", "h100-80g", "32k", "azure-2023-conv"),
-    "long": ("qwen3-32b", "h200", "128k", "mooncake-conv"),
+    "long": ("llama-3.1-70b-awq", "h200", "128k", "mooncake-conv"),
 }
 
 
