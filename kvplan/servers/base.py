@@ -5,6 +5,7 @@ plug-ins. Code above uses it and its wording (`Terms`) without naming a server. 
 vLLM does not import SGLang.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from importlib import import_module
@@ -314,15 +315,19 @@ def readers() -> dict[str, Callable[[], Reader]]:
 
 def server_of(engine: str) -> Server:
     """Return the server of a label (`vllm@0.33+flashinfer`) or name; KeyError if it is not listed."""
-    name = engine.partition("@")[0]
-    return SERVERS[ALIASES.get(name, name)]()
+    return SERVERS[name_of(engine)]()
+
+
+def name_of(engine: str) -> str:
+    """A server's name in `SERVERS`, of a label or another of its names; what is no server's is returned as it is."""
+    name = re.split("[@+]", engine)[0]
+    return ALIASES.get(name, name)
 
 
 def parse_engine(text: str) -> "Version":
     """Parse `vllm`, `vllm@0.33`, `vllm@0.11.0`, `vllm@0.9+flashinfer`, `sglang` or `sglang@0.4.3`."""
     engine, *words = text.split("+")
-    name, _, number = engine.partition("@")
-    name = ALIASES.get(name, name)
+    name, number = name_of(engine), engine.partition("@")[2]
     if name not in SERVERS:
         *forms, last = [form for known in SERVERS for form in server_of(known).terms.engines]
         raise UsageError(f"--engine {text!r}", "is not a supported server", f"use {', '.join(forms)} or {last}")
@@ -339,7 +344,7 @@ def parse_engine(text: str) -> "Version":
 
 
 def terms_of(engine: str) -> Terms:
-    return readers()[engine.partition("@")[0]]().terms
+    return readers()[name_of(engine)]().terms
 
 
 def flag_of(engine: str, argument: str) -> str:
@@ -348,7 +353,7 @@ def flag_of(engine: str, argument: str) -> str:
 
 
 def abilities_of(engine: str) -> Abilities:
-    return readers()[engine.partition("@")[0]]().abilities
+    return readers()[name_of(engine)]().abilities
 
 
 def titles(has: Callable[[Abilities], bool]) -> tuple[str, str]:

@@ -76,6 +76,7 @@ class Argument:
     largest        the largest sensible count; anything above is treated as a typo
     least          the smallest count
     many           whether its option takes several values
+    usual          words for leaving it out
     """
 
     kind: Kind
@@ -87,6 +88,7 @@ class Argument:
     largest: int = LARGEST
     many: bool = False
     least: int = 1
+    usual: tuple[str, ...] = ()
 
 
 T = TypeVar("T")
@@ -104,9 +106,10 @@ def argument(
     largest: int = LARGEST,
     many: bool = False,
     least: int = 1,
+    usual: tuple[str, ...] = (),
 ) -> T:
     """Define a field of `EngineArgs`: its default and its row."""
-    row = Argument(kind, help, metavar, options, panel, choices, largest, many, least)
+    row = Argument(kind, help, metavar, options, panel, choices, largest, many, least, usual)
     defined: T = field(default=default, metadata={"row": row})
     return defined
 
@@ -477,6 +480,7 @@ class EngineArgs:
         ("-ngl",),
         least=0,
         largest=10**6,
+        usual=("all", "auto", "-1"),
     )
     n_cpu_moe: int | None = argument(
         None, "count", "First layers whose experts stay on the host.", "N", ("-ncmoe",), least=0, largest=10**6
@@ -554,7 +558,7 @@ OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "num_redundant_experts": ("--ep-num-redundant-experts",),
     "all2all_backend": ("--moe-a2a-backend",),
     "max_num_seqs": ("--max-running-requests", "--parallel"),
-    "max_num_batched_tokens": ("--chunked-prefill-size", "--batch-size"),
+    "max_num_batched_tokens": ("--chunked-prefill-size", "--batch-size", "-b"),
     "mamba_ssm_cache_dtype": ("--mamba-ssm-dtype",),
     "micro_batch_size": ("--ubatch-size",),
     "block_size": ("--page-size",),
