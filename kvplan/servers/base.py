@@ -6,7 +6,7 @@ vLLM does not import SGLang.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
@@ -260,6 +260,7 @@ class Server(Reader, Protocol):
     layout     how it shards a model over ranks: the request's, or a draft's, in the dtype of the request's
     size       its memory on each stage, its pool, and what the pool holds
     kept_back  bytes of each GPU that must stay free in addition to the plan's rows, for peaks it does not plan
+    remedies   of a server that places layers: flags, and the arguments they set, each with which a plan fits; else ()
     host       its use of host memory
     explain    the formulas behind a plan
     """
@@ -277,6 +278,7 @@ class Server(Reader, Protocol):
     def size(self, request: "Request") -> "Sized": ...
     def gate(self, plan: "Plan", end: Literal["low", "likely"]) -> "Refusal | None": ...
     def kept_back(self, plan: "Plan") -> int: ...
+    def remedies(self, plan: "Plan") -> "Iterable[tuple[str, dict[str, Any]]]": ...
     def host(self, plan: "Plan") -> "tuple[HostRow, ...]": ...
     def explain(self, plan: "Plan") -> Explanation: ...
     def pasted(self) -> Pasted: ...
