@@ -174,7 +174,7 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
 
 
 MOST_PASTED: Final = 2**20  # characters of a file
-PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", ".service", ".txt")
+PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", ".service", ".txt", "modelfile")
 
 
 def with_file(form: Form) -> Form:
@@ -182,7 +182,8 @@ def with_file(form: Form) -> Form:
     name = form.text("model") or ""
     if name and "from_command" not in form.values and abilities_asked(form).file_types:
         form = with_named_file(form, name)
-    may_be_file = "." in name and "from_command" not in form.values
+    looks_so = "." in name or name.lower().endswith(PASTED_FILES)
+    may_be_file = looks_so and "from_command" not in form.values
     if not may_be_file or not exists(name) or not Path(name).is_file():
         return form
     path = printable(name, 200)

@@ -263,10 +263,14 @@ class Shown:
 
     @property
     def axes(self) -> list[Column]:
-        """The columns that vary, the weights' too where servers load others by default."""
+        """The columns that vary; of those that servers choose by themselves, too."""
         axes = varying(self.grid)
-        mixed = len({stored(row) for row in self.rows if row.is_possible}) > 1
-        return axes if not mixed else [column for column in AXES if column in axes or column.text is stored]
+        possible = [row for row in self.rows if row.is_possible]
+        mixed = {
+            "quantization": len({stored(row) for row in possible}) > 1,
+            "max_model_len": len({row.max_model_len for row in possible}) > 1,
+        }
+        return [column for column in AXES if column in axes or mixed.get(column.field)]
 
     @property
     def table(self) -> Table:

@@ -160,6 +160,7 @@ class Starts:
     call_args    arguments implied by such a call
     images       substrings of its images' names, besides its own name
     classes      other classes in Python whose keywords are the engine's arguments
+    reading      words for its parser of a text that is no command (a file of settings), None for another; None: no such
     """
 
     launcher: tuple[str, ...]
@@ -169,6 +170,7 @@ class Starts:
     call_args: Mapping[str, Any]
     images: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    reading: Callable[[str], list[str] | None] | None = None
 
 
 class Pasted(Protocol):
@@ -301,6 +303,7 @@ SERVERS: dict[str, Callable[[], Server]] = {
     "vllm": _listed("vllm"),
     "sglang": _listed("sglang"),
     "llamacpp": _listed("llamacpp"),
+    "ollama": _listed("ollama"),
 }
 # Other names of a server in --engine.
 ALIASES: Final = {"llama.cpp": "llamacpp", "llama-server": "llamacpp"}

@@ -16,6 +16,7 @@ from kvplan.models.gguf_mix import BASE
 from kvplan.servers.base import Starts
 from kvplan.servers.llamacpp.arguments import OTHERS, READ, SHORT
 from kvplan.servers.llamacpp.flags import FLAGS, NEGATED
+from kvplan.servers.llamacpp.lmstudio import reading
 from kvplan.servers.llamacpp.variables import VARIABLES
 from kvplan.servers.words.argument_values import read_argument, switch
 from kvplan.servers.words.arguments import ARGUMENTS, short_flags, spellings
@@ -32,8 +33,9 @@ from kvplan.servers.words.command import (
 )
 
 starts = Starts(
-    ("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server")
-)
+    ("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server"),
+    reading=reading,
+)  # fmt: skip
 flags = READ, OTHERS
 variables = VARIABLES
 NAMES: Final = {name: argument for name, argument in spellings("llamacpp").items() if FLAGS[argument].printed}

@@ -20,8 +20,10 @@ def remedies(plan: Plan, server: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(flags of the server, the arguments that they set), those first that cost the least."""
     request, own = plan.request, flags_of(server)
     run = started(request, asked.context(request.gpu).likely + in_use(request).likely)
-    for change in _changes(run, request.args):
-        if change.keys() <= own.keys():
+    for stated in _changes(run, request.args):
+        if change := {name: value for name, value in stated.items() if name in own}:
+            if "max_model_len" in change and "kv_unified" not in own:  # a server that states the context of one slot
+                change["max_model_len"] //= run.measured.context.slots
             yield flags_text(server, change), change
 
 
