@@ -5,4 +5,6 @@ from typing import Final
 from kvplan.servers.releases import Releases
 
 SOURCE: Final = "llama.cpp 0.5.0 (commit 0c1e57098)"
-RELEASES: Final = Releases(oldest=(0, 5), newest=(0, 5), compared=((0, 5), (0, 5, 0)), changes={})
+RELEASES: Final = Releases(
+    oldest=(0, 5), newest=(0, 5), compared=((0, 5), (0, 5, 0)), changes={}, called="llama.cpp"
+)

@@ -290,6 +290,11 @@ class SlotCache:
     host_experts: int
     places: tuple[SlotPlace, ...]
 
+    @property
+    def left(self) -> int:
+        """Bytes left on the fullest GPU."""
+        return min((place.free - place.total for place in self.places if place.free), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Sized:
