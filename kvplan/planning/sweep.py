@@ -142,6 +142,7 @@ class Grid:
             checkpoint=base.checkpoint,
             draft=base.draft,
             memory_in_use=base.memory_in_use,
+            host_bandwidth=base.host_bandwidth,
             measured=base.measured,
             repeated=base.repeated,
         )
