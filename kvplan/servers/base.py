@@ -103,7 +103,8 @@ class Abilities:
     lean_kernels      kernels of experts that keep workspaces of their own -> kernels that keep none
     vendors           makers of GPUs that it serves on by rules that are known
     fits_context      without a context it chooses one that fits
-    file_types        --quantization is the type of the file that it loads, and changes nothing while loading
+    file_types        --quantization is the type of the file that it loads, one of these, the largest first; none: it
+                     changes the weights while loading
     """
 
     label_words: bool = False
@@ -119,7 +120,7 @@ class Abilities:
     lean_kernels: Mapping[str, str] = field(default_factory=dict)
     vendors: tuple[str, ...] = ("nvidia", "amd")
     fits_context: bool = False
-    file_types: bool = False
+    file_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

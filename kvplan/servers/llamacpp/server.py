@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Abilities, Explanation, Sources, Terms
-from kvplan.servers.llamacpp.changes import RELEASES, SOURCE
+from kvplan.servers.llamacpp.changes import RELEASES, SOURCE, TYPES
 from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -52,7 +52,9 @@ terms = Terms(
         described=None,
     ),
 )
-abilities = Abilities(keeps_share=True, fits_context=True, file_types=True, vendors=("nvidia", "amd", "apple", "intel"))
+abilities = Abilities(
+    keeps_share=True, fits_context=True, file_types=TYPES, vendors=("nvidia", "amd", "apple", "intel")
+)
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:

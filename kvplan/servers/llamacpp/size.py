@@ -10,7 +10,7 @@ from kvplan.models.gguf_model import GGUFModel, gguf_of
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.llamacpp import asked
 from kvplan.servers.llamacpp.cache import layer_bytes
-from kvplan.servers.llamacpp.changes import SOURCE
+from kvplan.servers.llamacpp.changes import SOURCE, TYPES
 from kvplan.servers.llamacpp.fit import Fit, fit
 from kvplan.servers.llamacpp.inversions import room
 from kvplan.servers.llamacpp.loading import Obstacle, loaded
@@ -241,13 +241,6 @@ def chosen(run: Started) -> str:
     if len(own.overrides) > len(stated.overrides):
         words.append(f"the host for the experts of {plural(host_experts(run), 'layer')}")
     return " and ".join(words) or "the layers of each GPU"
-
-
-# File types by size, as people choose among them.
-TYPES: Final = (
-    "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_XXS",
-    "Q2_K", "IQ2_M", "IQ2_XXS",
-)  # fmt: skip
 
 
 def next_type(run: Started) -> str:
