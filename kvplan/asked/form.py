@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # The keys of a form: of a plan, and of its request lengths.
 PLAN_KEYS: Final = (
-    "model", "gpu", "gpu_memory", "memory_in_use", *ARGUMENTS, "weights_bytes", "calibration", "enable_lora",
-    "draft_model", "speculative_config", "engine", "engine_arg", "from_command", "assume_dense", "text_only",
-    "revision", "offline",
+    "model", "gpu", "gpu_memory", "host_bandwidth", "memory_in_use", *ARGUMENTS, "weights_bytes", "calibration",
+    "enable_lora", "draft_model", "speculative_config", "engine", "engine_arg", "from_command", "assume_dense",
+    "text_only", "revision", "offline",
 )  # fmt: skip
 READING: Final = ("assume_dense", "text_only", "offline")  # switches of how the model's config is read
 LISTS: Final = ("gpu", "engine_arg", *(name for name, row in ARGUMENTS.items() if row.many))
@@ -152,6 +152,8 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
         weights = form.parsed("weights_bytes", weights_of)
     with faults.part():
         in_use = form.parsed("memory_in_use", in_use_of) or {}
+    with faults.part():
+        host_bandwidth = form.parsed("host_bandwidth", bandwidth_of)
     faults.refuse()
     stated, rented = stated_arguments(form, command), instances_of(form)
     origin = form.origins.get("from_command")
@@ -167,7 +169,7 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
         load=lambda context, spec: load_of(form, context, spec), weights_bytes=weights,
         draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use.get("awake"),
         colocated=colocated_of(in_use, args, command), calibration=form.text("calibration"), command=command,
-        pasted=pasted,
+        pasted=pasted, host_bandwidth=host_bandwidth,
         environment=command.environment if command else {}, drafts=drafts,
         options=frozenset(form.values),
         notes=(*pool_notes(form, args), *(machine.text for machine in rented)),
@@ -289,6 +291,11 @@ def weights_of(text: str) -> int:
     from kvplan.servers.words.argument_values import stated_bytes  # only with the flag
 
     return stated_bytes(parse_size(text, "--weights-bytes"), "--weights-bytes")
+
+
+def bandwidth_of(text: str) -> int:
+    """Bytes per second of "90GB/s" or "90GB"."""
+    return parse_size(text.removesuffix("/s"), "--host-bandwidth")
 
 
 # --- contexts and GPUs ------------------------------------------------------------------------------------------------

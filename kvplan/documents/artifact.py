@@ -210,7 +210,13 @@ def slots_document(cache: SlotCache) -> typed.SlotCache:
     places: list[typed.SlotPlace] = [
         {**cast("typed.SlotPlace", values(place)), "total": place.total} for place in cache.places
     ]
-    return {**cast("typed.SlotCache", values(cache)), "places": places}
+    pace = cache.speed
+    rates = {
+        name: rate and rate._asdict()
+        for name, rate in (("empty", pace.empty), ("full", pace.full), ("prompt", pace.prompt))
+    }
+    speed = cast("typed.SlotSpeed", values(pace) | rates)
+    return {**cast("typed.SlotCache", values(cache)), "places": places, "speed": speed}
 
 
 def gpu_places(plan: Plan, cache: SlotCache) -> list[typed.Place]:

@@ -106,6 +106,12 @@ def figures(answer: Plan, command: str) -> dict[str, Any]:
         part = documents[key](answer)
         record |= {f"{key}.{name}": part[name] for name in names}
     record["inputs.num_gpus"] = answer.request.args.num_gpus
+    if answer.slots is not None:
+        speed = answer.slots.speed.empty
+        record |= {
+            "slots.gpu_layers": answer.slots.gpu_layers,
+            "slots.speed.empty.likely": speed and round(speed.likely, 1),
+        }
     record["limits.0.text"] = limits_document(answer)[0]["text"]
     record["flags.command"] = command if answer.fits else None
     return record

@@ -132,6 +132,7 @@ def body(doc: PlanDocument, *, blocks: bool) -> list[Sequence[Part]]:
         return [
             slots_text.place_lines(doc, cache, doc["inputs"]["engine"]),
             slots_text.cache_lines(doc, cache),
+            slots_text.speed_lines(cache) if doc["fits"] else [],
         ]
     return [
         memory_lines(doc, blocks=blocks),

@@ -105,7 +105,8 @@ class Abilities:
     vendors           makers of GPUs that it serves on by rules that are known
     fits_context      without a context it chooses one that fits
     one_machine       a server's GPUs are those of one machine
-    file_types        --quantization is the type of the file that it loads, and changes nothing while loading
+    file_types        --quantization is the type of the file that it loads, one of these, the largest first; none: it
+                     changes the weights while loading
     """
 
     label_words: bool = False
@@ -122,7 +123,7 @@ class Abilities:
     vendors: tuple[str, ...] = ("nvidia", "amd")
     fits_context: bool = False
     one_machine: bool = False
-    file_types: bool = False
+    file_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
