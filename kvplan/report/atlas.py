@@ -87,6 +87,10 @@ class Pair:
         return gzip.compress(self.document.encode(), 9, mtime=0)
 
     @property
+    def unit(self) -> str:
+        return unit_of(self.first)
+
+    @property
     def engines(self) -> list[str]:
         return list(dict.fromkeys(row.engine for row in self.rows))
 
@@ -105,6 +109,11 @@ class Pair:
         longest = max((offer.context for offer in self.offers() if offer.num_gpus == 1), default=None)
         counted = (None, None) if least is None else (least.num_gpus, least.users)
         return Summary(self.model, self.gpu, one, *counted, longest)
+
+
+def unit_of(first: PlanDocument | None) -> str:
+    """What is counted: an encoder has no KV cache, so no users."""
+    return "users" if first is None or first["kv"]["groups"] else "requests in a step"
 
 
 def users_text(users: int, low: int | None, high: int | None) -> str:
@@ -144,7 +153,7 @@ def pair_of(model: str, gpu_name: str, contexts: Sequence[int], engines: Sequenc
     first = first_plan(grid, numbered, usual_context(contexts))
     document = None if first is None else plan_document(first)
     return Pair(
-        model, gpu_name, answer_of(model, gpu_name, [row for _, row in numbered], first), tuple(rows),
+        model, gpu_name, answer_of(model, gpu_name, [row for _, row in numbered], first, unit_of(document)), tuple(rows),
         command_of(model, gpu_name, engines, splits, contexts), sweep_json(rows), document,
         tuple(others_of(model, first)) if first is not None else (), found,
     )  # fmt: skip
@@ -203,15 +212,16 @@ def first_plan(grid: Grid, numbered: Sequence[tuple[int, SweepRow]], context: in
     return plan(grid.request(min(fitting, key=order)[0]))
 
 
-def answer_of(model: str, gpu_name: str, rows: Sequence[SweepRow], first: Plan | None) -> str:
+def answer_of(model: str, gpu_name: str, rows: Sequence[SweepRow], first: Plan | None, unit: str) -> str:
     """The first line: yes or no, for how many, with what."""
     if first is None:
         most, reasons = max(row.num_gpus for row in rows), [row.reason for row in rows if row.reason]
-        return f"No: {model} does not fit on {most} x {gpu_name} ({reasons[-1]})"
+        return f"No: {model} on {most} x {gpu_name}: {reasons[-1]}"
     request, answer = first.request, first.concurrency
     count = first.request.args.num_gpus
     users = users_text(answer.users, answer.users_low, answer.users_high)
-    held = f"{users} user{'s' if answer.users != 1 else ''} at {first.capacity.max_model_len:,} tokens each"
+    words = unit if answer.users != 1 else unit.replace("users", "user").replace("requests", "request")
+    held = f"{users} {words} at {first.capacity.max_model_len:,} tokens each"
     longest = max(row.max_model_len or 0 for row in rows if row.fits and row.users and row.num_gpus == count)
     reach = "" if longest <= first.capacity.max_model_len else f", and a single user {longest:,}"
     if count == 1:

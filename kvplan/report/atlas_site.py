@@ -18,7 +18,7 @@ from kvplan.core.units import GIB, format_gib
 from kvplan.documents.explorer_grid import explorer_document
 from kvplan.models import catalog, lookup
 from kvplan.report import listing_text
-from kvplan.report.atlas import Pair, Summary, contexts_of, pair_of, proof_text, usual_context
+from kvplan.report.atlas import Pair, Summary, contexts_of, pair_of, proof_text, users_text, usual_context
 from kvplan.report.console import memory_rows
 from kvplan.report.explorer_html import explorer_html
 from kvplan.report.formats import as_json
@@ -158,16 +158,15 @@ def model_pages(site: Site, model: str) -> Written:
     """Every page of one model."""
     contexts = contexts_of(model)
     context, files = usual_context(contexts), dict[str, str | bytes]()
-    summaries = []
+    pairs = [pair_of(model, name, contexts) for name in site.gpus]
+    summaries = [pair.summary(context) for pair in pairs]
     place = f"models/{model}"
-    for name in site.gpus:
-        pair = pair_of(model, name, contexts)
-        summaries.append(pair.summary(context))
-        files[f"{place}/{name}.html"] = pair_page(site, pair)
-        files[f"{place}/{name}.json.gz"] = pair.packed
     explorer = explorer_page(model, [row.gpu for row in summaries if row.least], contexts)
     if explorer is not None:
         files[f"{place}/explorer.html"] = explorer
+    for pair in pairs:
+        files[f"{place}/{pair.gpu}.html"] = pair_page(site, pair, has_explorer=explorer is not None)
+        files[f"{place}/{pair.gpu}.json.gz"] = pair.packed
     answer = listing_text.models(model)
     files[f"{place}/model.json"] = as_json(answer)
     files[f"{place}/index.html"] = model_page(site, model, context, summaries, has_explorer=explorer is not None)
@@ -175,33 +174,34 @@ def model_pages(site: Site, model: str) -> Written:
     return Written(model, inputs_of(site, model), tuple(files), changed, context, tuple(summaries))
 
 
-def pair_page(site: Site, pair: Pair) -> str:
+def pair_page(site: Site, pair: Pair, *, has_explorer: bool) -> str:
     bar = None if pair.first is None else memory_bar(pair.first, pair.gpu)
     none = "No server of this pair has been logged."
     return rendered(
         "pair", f"{pair.model} on {pair.gpu}", 2, pair.answer, (("index.html", pair.model), (f"../../gpus/{pair.gpu}.html", pair.gpu)),
-        servers=pair.engines, pair=pair, bar=bar, models=site.models, tables=[users_table(pair, name) for name in pair.engines],
+        servers=pair.engines, pair=pair, unit=pair.unit, bar=bar, models=site.models, has_explorer=has_explorer, tables=[users_table(pair, name) for name in pair.engines],
         components=components(pair), proof=proof_text(pair.proofs, "pair", none), rows=proof_rows(pair.proofs),
         model_proof=proof_text(of_model(pair.model), "model", "No server of this model has been logged."),
     )  # fmt: skip
 
 
 def users_table(pair: Pair, engine: str) -> dict[str, Any]:
-    """Users of one server by context and number of GPUs, or in place of users why there are none."""
-    rows = [row for row in pair.rows if row.engine == engine]
+    """Users of one server by context and number of GPUs, and notes on what the cells do not say."""
+    rows = [row for row in pair.rows if row.engine == engine and row.max_model_len is not None]
     splits = sorted({row.num_gpus for row in rows})
     cells: dict[int, dict[int, str]] = {}
-    reasons = dict[str, None]()
+    reasons, limits = dict[str, None](), dict[str, None]()
     for row in rows:
-        if row.max_model_len is None:
-            continue
-        ends = row.users_low, row.users_high
-        text = f"{row.users:,}" if ends == (row.users, row.users) else f"{row.users:,} ({ends[0]:,}-{ends[1]:,})" if row.users else "no"
-        cells.setdefault(row.max_model_len, {})[row.num_gpus] = text if row.fits else "no"
+        is_held = row.fits and row.users
+        text = users_text(row.users or 0, row.users_low, row.users_high) if is_held else "no"
+        cells.setdefault(row.max_model_len or 0, {})[row.num_gpus] = text
         if not row.fits and row.reason:
             reasons[row.reason] = None
+        if is_held and row.users == row.max_num_seqs:
+            limits[f"{row.users:,} is the server's own limit of requests at a time"] = None
+    notes = [f"no: {'; '.join(list(reasons)[:2])}"] if reasons else []
     table = [(f"{context:,}", [by_gpus.get(count, "-") for count in splits]) for context, by_gpus in cells.items()]
-    return {"engine": engine, "splits": splits, "rows": table, "reasons": list(reasons)[:3]}
+    return {"engine": engine, "splits": splits, "rows": table, "notes": [*notes, *limits]}
 
 
 def components(pair: Pair) -> list[tuple[str, str, str, str, str, str]]:
@@ -227,11 +227,15 @@ def proof_rows(rows: Iterable[Proof]) -> list[dict[str, Any]]:
         {
             "source": row.source, "url": row.url, "what": WHAT[row.what], "model": row.model or row.name, "page": bool(row.model),
             "on": f"{row.num_gpus} x {row.gpu or 'GPU not named'}", "server": row.server, "logged": figure(row.logged),
-            "ours": f"{figure(row.predicted)} ({row.error:+.1%})", "assumed": row.assumed,
-            "theirs": "" if row.their_error is None else f"{row.planner}: {figure(row.theirs)} ({row.their_error:+.1%})",
+            "ours": f"{figure(row.predicted)} ({error_text(row.error)})", "assumed": row.assumed,
+            "theirs": "" if row.their_error is None else f"{row.planner}: {figure(row.theirs)} ({error_text(row.their_error)})",
         }
         for row in rows
     ]  # fmt: skip
+
+
+def error_text(error: float) -> str:
+    return "0.0%" if abs(error) < 0.0005 else f"{error:+.1%}"
 
 
 def figure(text: str) -> str:
@@ -253,19 +257,16 @@ def explorer_page(model: str, gpus: Sequence[str], contexts: Sequence[int]) -> s
         return None
 
 
-def model_page(
-    site: Site, model: str, context: int, rows: Sequence[Summary], *, has_explorer: bool
-) -> str:
+def model_page(site: Site, model: str, context: int, rows: Sequence[Summary], *, has_explorer: bool) -> str:
     spec, facts = catalog.load(model), catalog.facts(model)
-    held = [row for row in rows if row.one]
-    priced = sorted(
-        (site.prices[row.gpu] * row.least, row) for row in rows if row.least is not None and row.gpu in site.prices
-    )
+    held = sum(bool(row.one) for row in rows)
+    priced = [(site.prices[row.gpu] * row.least, row) for row in rows if row.least and row.gpu in site.prices]
     cheapest = ""
     if priced:
-        dollars, row = priced[0]
-        cheapest = f"; cheapest for one user: {row.least} x {row.gpu}, ${dollars:.2f} an hour"
-    answer = f"{model} fits on one of {len(held)} of these {len(rows)} GPUs at {context:,} tokens{cheapest}"
+        dollars, row = min(priced, key=lambda offer: offer[0])
+        per_user, best = min((dollars / (row.least_users or 1), row.gpu) for dollars, row in priced)
+        cheapest = f"; cheapest: {row.least} x {row.gpu}, ${dollars:.2f} an hour; per user {best}, ${per_user:.3f}"
+    answer = f"{model} fits on one GPU of {held} of these {len(rows)} kinds at {context:,} tokens{cheapest}"
     none = "No server of this model has been logged."
     return rendered(
         "model", model, 2, answer, (), rows=[(row, price_text(site, row)) for row in rows], context=context, id=facts["id"],
@@ -288,9 +289,9 @@ def list_pages(site: Site, results: Sequence[Written]) -> Written:
     files: dict[str, str | bytes] = {"models.json": as_json(listing_text.models()), "style.css": stylesheet()}
     files["gpus.json"] = as_json(listing_text.gpus()[0])
     for name in site.gpus:
-        rows = [(result.context, row) for result in results for row in result.rows if row.gpu == name]
-        held = sum(row.one is not None for _, row in rows)
-        answer = f"One {name} holds {held} of these {len(rows)} models at {min(8192, max(c for c, _ in rows)):,} tokens"
+        rows = [row for result in results for row in result.rows if row.gpu == name]
+        held = sum(row.one is not None for row in rows)
+        answer = f"One {name} holds {held} of these {len(rows)} models"
         files[f"gpus/{name}.json"] = as_json(listing_text.gpus(name)[0])
         files[f"gpus/{name}.html"] = rendered("gpu", name, 1, answer, (), rows=rows)
     public = proof_rows(row for row in proofs() if row.kind == "published")
