@@ -76,7 +76,7 @@ def published() -> Iterator[Proof]:
             yield Proof(
                 "published", "", row["source"], row["url"], name, name, row["gpu"], the_plan.request.release.label,
                 int(row["gpus"]), row["what"], row["logged"], f"{own:.9g}", row["theirs"], row["their_planner"],
-                row["assumed"],
+                row["remark"],
             )  # fmt: skip
 
 

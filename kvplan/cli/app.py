@@ -67,7 +67,9 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "explore.explore",
     ),
     "atlas": Entry(
-        "Write a static site: a page for every model on every GPU, with proof.", "atlas_options.AtlasOptions", "atlas.atlas"
+        "Write a static site: a page for every model on every GPU, with proof.",
+        "atlas_options.AtlasOptions",
+        "atlas.atlas",
     ),
     "recommend": Entry(
         "Find the cheapest GPUs and flags for a number of users.",

@@ -1,5 +1,5 @@
-"""What the pages of an atlas say: of every model on every GPU the users by context and number of GPUs, how each number is
-known, and which servers logged it. Every page has a document: the text that the command line prints.
+"""What the pages of an atlas say: of every model on every GPU the users by context and number of GPUs, how each number
+is known, and which servers logged it. Every page has a document: the text that the command line prints.
 """
 
 import gzip
@@ -50,13 +50,13 @@ class Offer:
 
 
 class Summary(NamedTuple):
-    """What lists say of a pair. `one`: on one GPU at the usual context; `least`: the fewest GPUs that hold a user there,
-    then their users; `longest`: context that one GPU holds. None: nothing does.
+    """What lists say of a pair. `alone`: users on one GPU at the usual context; `least`: the fewest GPUs that hold one
+    there, then their users; `longest`: context that one GPU holds. None: nothing does.
     """
 
     model: str
     gpu: str
-    one: int | None
+    alone: int | None
     least: int | None
     least_users: int | None
     longest: int | None
@@ -104,11 +104,11 @@ class Pair:
 
     def summary(self, context: int) -> Summary:
         offers = [offer for offer in self.offers() if offer.context == context]
-        one = next((offer.users for offer in offers if offer.num_gpus == 1), None)
+        alone = next((offer.users for offer in offers if offer.num_gpus == 1), None)
         least = min(offers, key=lambda offer: offer.num_gpus, default=None)
         longest = max((offer.context for offer in self.offers() if offer.num_gpus == 1), default=None)
         counted = (None, None) if least is None else (least.num_gpus, least.users)
-        return Summary(self.model, self.gpu, one, *counted, longest)
+        return Summary(self.model, self.gpu, alone, *counted, longest)
 
 
 def unit_of(first: PlanDocument | None) -> str:
@@ -137,25 +137,26 @@ def usual_context(contexts: Sequence[int]) -> int:
 def pair_of(model: str, gpu_name: str, contexts: Sequence[int], engines: Sequence[str] = ()) -> Pair:
     """Plan a model on a GPU; what cannot be planned has a page that says why."""
     engines, splits = tuple(engines) or tuple(by_share()), SPLITS
-    found = tuple(proof.of_model(model, gpu_name))
+    logged = tuple(proof.of_model(model, gpu_name))
     try:
         _, grid, _ = grid_of(form_of(gpu_name, engines, splits, contexts), [model], None)
     except KvplanError as error:
-        return refused(model, gpu_name, engines, contexts, error, found)
+        return refused(model, gpu_name, engines, contexts, error, logged)
     every = grid.rows(0, grid.count)
     numbered = [(number, row) for number, row in enumerate(every) if row.is_possible]
     if not numbered:
-        return refused(model, gpu_name, engines, contexts, None, found)
+        return refused(model, gpu_name, engines, contexts, None, logged)
     engines = tuple(name for name in engines if any(row.engine.partition("@")[0] == name for _, row in numbered))
     splits = tuple(sorted({row.tensor_parallel_size for _, row in numbered}))
-    kept = {row.engine for _, row in numbered}
-    rows = [row for row in every if row.tensor_parallel_size in splits and row.engine in kept]
+    releases = {row.engine for _, row in numbered}
+    rows = [row for row in every if row.tensor_parallel_size in splits and row.engine in releases]
     first = first_plan(grid, numbered, usual_context(contexts))
     document = None if first is None else plan_document(first)
+    answer = answer_of(model, gpu_name, [row for _, row in numbered], first, unit_of(document))
     return Pair(
-        model, gpu_name, answer_of(model, gpu_name, [row for _, row in numbered], first, unit_of(document)), tuple(rows),
+        model, gpu_name, answer, tuple(rows),
         command_of(model, gpu_name, engines, splits, contexts), sweep_json(rows), document,
-        tuple(others_of(model, first)) if first is not None else (), found,
+        tuple(others_of(model, first)) if first is not None else (), logged,
     )  # fmt: skip
 
 
@@ -183,19 +184,19 @@ def sweep_json(rows: Sequence[SweepRow]) -> str:
 
 def refused(
     model: str, gpu_name: str, engines: Sequence[str], contexts: Sequence[int], error: KvplanError | None,
-    found: tuple[Proof, ...],
+    logged: tuple[Proof, ...],
 ) -> Pair:  # fmt: skip
     """A page whose document is the error that the command line prints."""
-    asked = (model, gpu_name, engines, SPLITS[:1], contexts[:1])
+    question = (model, gpu_name, engines, SPLITS[:1], contexts[:1])
     try:
-        _, grid, _ = grid_of(form_of(*asked[1:]), [model], None)
+        _, grid, _ = grid_of(form_of(*question[1:]), [model], None)
         refuse_unusable(grid)
     except KvplanError as problem:
         error = problem
     assert error is not None
     text = json.dumps(error_document(error, error.exit_code), indent=2) + "\n"
     answer = f"{model} on {gpu_name} cannot be planned: {error}"
-    return Pair(model, gpu_name, answer, (), command_of(*asked), text, None, (), found)
+    return Pair(model, gpu_name, answer, (), command_of(*question), text, None, (), logged)
 
 
 def first_plan(grid: Grid, numbered: Sequence[tuple[int, SweepRow]], context: int) -> Plan | None:
@@ -221,14 +222,14 @@ def answer_of(model: str, gpu_name: str, rows: Sequence[SweepRow], first: Plan |
     count = first.request.args.num_gpus
     users = users_text(answer.users, answer.users_low, answer.users_high)
     words = unit if answer.users != 1 else unit.replace("users", "user").replace("requests", "request")
-    held = f"{users} {words} at {first.capacity.max_model_len:,} tokens each"
+    load = f"{users} {words} at {first.capacity.max_model_len:,} tokens each"
     longest = max(row.max_model_len or 0 for row in rows if row.fits and row.users and row.num_gpus == count)
     reach = "" if longest <= first.capacity.max_model_len else f", and a single user {longest:,}"
     if count == 1:
         sure = "Yes" if answer.users_low else "Perhaps (the low end of the range does not start)"
-        return f"{sure}: one {gpu_name} holds {model} for {held}{reach} ({request.release.label})"
+        return f"{sure}: one {gpu_name} holds {model} for {load}{reach} ({request.release.label})"
     alone = next((row.reason for row in rows if row.num_gpus == 1 and row.reason), "it does not fit")
-    return f"Not on one {gpu_name} ({alone}); {count} hold {model} for {held}{reach} ({request.release.label})"
+    return f"Not on one {gpu_name} ({alone}); {count} hold {model} for {load}{reach} ({request.release.label})"
 
 
 def others_of(model: str, first: Plan) -> Iterable[tuple[str, int, str]]:

@@ -49,7 +49,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Of one model, or of the lists: the files that belong to it, how many of them changed, and what lists say of it."""
+    """Of one model, or of the lists: its files, how many of them changed, and what lists say of it."""
 
     name: str
     inputs: str
@@ -69,12 +69,12 @@ def write(site: Site, jobs: int) -> Iterator[Written]:
     before = manifest(site.folder)
     known = {name: done for name, done in before.items() if name in site.models and done.files}
     done: dict[str, Written] = {}
-    wanted = [name for name in site.models if not is_current(site, known.get(name))]
+    stale = [name for name in site.models if not is_current(site, known.get(name))]
     for name in site.models:
-        if name not in wanted:
+        if name not in stale:
             done[name] = Written(**{**fields_of(known[name]), "changed": 0})
             yield done[name]
-    for result in in_order(model_pages, site, wanted, min(jobs, len(wanted)), name="atlas"):
+    for result in in_order(model_pages, site, stale, min(jobs, len(stale)), name="atlas"):
         done[result.name] = result
         yield result
     lists = list_pages(site, [done[name] for name in site.models])
@@ -122,7 +122,9 @@ def manifest(folder: Path) -> dict[str, Written]:
         return {}
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        written = [Written(**{**row, "rows": tuple(Summary(*cells) for cells in row["rows"])}) for row in document["pages"]]
+        written = [
+            Written(**{**row, "rows": tuple(Summary(*cells) for cells in row["rows"])}) for row in document["pages"]
+        ]
     except (OSError, ValueError, TypeError, KeyError) as error:
         problem = f"cannot be read ({type(error).__name__})"
         raise UsageError(f"--output {path_text(path)}", problem, "remove the folder, or name another") from None
@@ -178,8 +180,10 @@ def pair_page(site: Site, pair: Pair, *, has_explorer: bool) -> str:
     bar = None if pair.first is None else memory_bar(pair.first, pair.gpu)
     none = "No server of this pair has been logged."
     return rendered(
-        "pair", f"{pair.model} on {pair.gpu}", 2, pair.answer, (("index.html", pair.model), (f"../../gpus/{pair.gpu}.html", pair.gpu)),
-        servers=pair.engines, pair=pair, unit=pair.unit, bar=bar, models=site.models, has_explorer=has_explorer, tables=[users_table(pair, name) for name in pair.engines],
+        "pair", f"{pair.model} on {pair.gpu}", 2, pair.answer,
+        (("index.html", pair.model), (f"../../gpus/{pair.gpu}.html", pair.gpu)),
+        servers=pair.engines, pair=pair, unit=pair.unit, bar=bar, models=site.models, has_explorer=has_explorer,
+        tables=[users_table(pair, name) for name in pair.engines],
         components=components(pair), proof=proof_text(pair.proofs, "pair", none), rows=proof_rows(pair.proofs),
         model_proof=proof_text(of_model(pair.model), "model", "No server of this model has been logged."),
     )  # fmt: skip
@@ -225,13 +229,19 @@ def proof_rows(rows: Iterable[Proof]) -> list[dict[str, Any]]:
     """Figures beside each other: what was logged, ours, and a calculator's if it published one."""
     return [
         {
-            "source": row.source, "url": row.url, "what": WHAT[row.what], "model": row.model or row.name, "page": bool(row.model),
+            "source": row.source, "url": row.url, "what": WHAT[row.what], "model": row.model or row.name,
             "on": f"{row.num_gpus} x {row.gpu or 'GPU not named'}", "server": row.server, "logged": figure(row.logged),
-            "ours": f"{figure(row.predicted)} ({error_text(row.error)})", "assumed": row.assumed,
-            "theirs": "" if row.their_error is None else f"{row.planner}: {figure(row.theirs)} ({error_text(row.their_error)})",
+            "ours": f"{figure(row.predicted)} ({error_text(row.error)})", "remark": row.remark,
+            "theirs": theirs_of(row),
         }
         for row in rows
     ]  # fmt: skip
+
+
+def theirs_of(row: Proof) -> str:
+    if row.their_error is None:
+        return ""
+    return f"{row.planner}: {figure(row.theirs)} ({error_text(row.their_error)})"
 
 
 def error_text(error: float) -> str:
@@ -259,17 +269,18 @@ def explorer_page(model: str, gpus: Sequence[str], contexts: Sequence[int]) -> s
 
 def model_page(site: Site, model: str, context: int, rows: Sequence[Summary], *, has_explorer: bool) -> str:
     spec, facts = catalog.load(model), catalog.facts(model)
-    held = sum(bool(row.one) for row in rows)
+    fitting = sum(bool(row.alone) for row in rows)
     priced = [(site.prices[row.gpu] * row.least, row) for row in rows if row.least and row.gpu in site.prices]
     cheapest = ""
     if priced:
         dollars, row = min(priced, key=lambda offer: offer[0])
         per_user, best = min((dollars / (row.least_users or 1), row.gpu) for dollars, row in priced)
         cheapest = f"; cheapest: {row.least} x {row.gpu}, ${dollars:.2f} an hour; per user {best}, ${per_user:.3f}"
-    answer = f"{model} fits on one GPU of {held} of these {len(rows)} kinds at {context:,} tokens{cheapest}"
+    answer = f"{model} fits on one GPU of {fitting} of these {len(rows)} kinds at {context:,} tokens{cheapest}"
     none = "No server of this model has been logged."
     return rendered(
-        "model", model, 2, answer, (), rows=[(row, price_text(site, row)) for row in rows], context=context, id=facts["id"],
+        "model", model, 2, answer, (), rows=[(row, price_text(site, row)) for row in rows], context=context,
+        id=facts["id"],
         source=facts["source"], family=spec.model_type, has_explorer=has_explorer, has_prices=bool(site.prices),
         others=[name for name in lookup.relatives(str(facts["id"])) if name != model and name in site.models],
         proof=proof_text(of_model(model), "model", none), proofs=proof_rows(of_model(model)),
@@ -290,14 +301,17 @@ def list_pages(site: Site, results: Sequence[Written]) -> Written:
     files["gpus.json"] = as_json(listing_text.gpus()[0])
     for name in site.gpus:
         rows = [row for result in results for row in result.rows if row.gpu == name]
-        held = sum(row.one is not None for row in rows)
-        answer = f"One {name} holds {held} of these {len(rows)} models"
+        fitting = sum(row.alone is not None for row in rows)
+        answer = f"One {name} holds {fitting} of these {len(rows)} models"
         files[f"gpus/{name}.json"] = as_json(listing_text.gpus(name)[0])
         files[f"gpus/{name}.html"] = rendered("gpu", name, 1, answer, (), rows=rows)
     public = proof_rows(row for row in proofs() if row.kind == "published")
     logs = proof_rows(row for row in proofs() if row.kind == "log")
-    answer = f"{len(public)} figures that others published, and {len({row.case for row in proofs() if row.case})} logged servers"
-    files["figures.html"] = rendered("figures", "Figures nobody here fitted", 0, answer, (), public=public, logs=logs)
+    cases = {row.case for row in proofs() if row.case}
+    answer = f"{len(public)} figures that others published, and {len(cases)} logged servers"
+    files["figures.html"] = rendered(
+        "figures", "Figures nobody here fitted", 0, answer, (), public=public, logs=logs, models=site.models
+    )
     files["index.html"] = index_page(site, results)
     if site.url is not None:
         pages = [name for result in results for name in result.files] + list(files)
@@ -310,9 +324,12 @@ def index_page(site: Site, results: Sequence[Written]) -> str:
     script = source_of("atlas.js")
     names = {"models": [[result.name, str(catalog.facts(result.name)["id"])] for result in results], "gpus": site.gpus}
     count = sum(len(result.rows) for result in results)
-    answer = f"{len(results)} models on {len(site.gpus)} GPUs: {count:,} pages, each with its numbers' sources and proof"
+    answer = (
+        f"{len(results)} models on {len(site.gpus)} GPUs: {count:,} pages, each with its numbers' sources and proof"
+    )
     return rendered(
-        "index", "kvplan atlas", 0, answer, (), script=script, script_hash=script_hash(script), results=results, gpus=site.gpus,
+        "index", "kvplan atlas", 0, answer, (), script=script, script_hash=script_hash(script), results=results,
+        gpus=site.gpus,
         data=json.dumps(names, separators=(",", ":")).replace("<", "\\u003c"),
     )  # fmt: skip
 

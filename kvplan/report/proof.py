@@ -1,12 +1,9 @@
 """What servers logged, beside what kvplan predicts from their inputs alone: the proof that the atlas shows."""
 
 import csv
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
-
-from kvplan.core.units import plural
 
 PROOF: Final = Path(__file__).with_name("proof.csv")  # written by benchmarks/proof.py
 WHAT: Final = {
@@ -14,7 +11,7 @@ WHAT: Final = {
     "tokens": "tokens",
     "blocks": "blocks",
     "concurrency": "requests at full length",
-    "free_after_pool": "GiB free beside the pool",
+    "free_after_pool": "GiB free after the pool",
     "weights": "GiB of weights",
     "context": "longest context",
 }
@@ -27,7 +24,7 @@ class Proof(NamedTuple):
     case      of a log: two figures of one server have the same
     model     catalog name; empty if the catalog has no entry for exactly that checkpoint
     predicted with constants fitted without the thread it comes from
-    assumed   inputs that the source does not state
+    remark    such as inputs that the source does not state
     """
 
     kind: str
@@ -44,7 +41,7 @@ class Proof(NamedTuple):
     predicted: str
     theirs: str
     planner: str
-    assumed: str
+    remark: str
 
     @property
     def error(self) -> float:
