@@ -61,7 +61,8 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     spare = 0 if options.spare in (None, "0") else parse_count(options.spare or "", "--spare", 1000)
     demand = Demand(
         load.source, None if load.is_closed else load.peak, users, promises, spare,
-        strict=not options.optimistic, calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
+        strict=not options.optimistic, is_sized=bool(options.num_requests or options.trace),
+        calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
     )  # fmt: skip
     output.say(inputs, quiet=options.quiet)
     first = plan(inputs.requests[0])
