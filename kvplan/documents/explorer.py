@@ -2,13 +2,15 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import Annotated, Any, Final, Literal, TypedDict
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import Count
 from kvplan.documents.artifact import concurrency_document, kv_document, limits_of, memory_document
-from kvplan.planning.plan import MemoryBreakdown, Plan, Request, plan, serve_command, with_mean
+from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan, serve_command, with_load
 from kvplan.planning.sweep import Grid
 from kvplan.servers.words.arguments import option_words
 
@@ -67,12 +69,13 @@ class ExplorerDocument(TypedDict):
 def chart(model: str, server_label: str, grid: Grid, axes: list[Axis]) -> Chart:
     """Plan every combination of a grid whose innermost axis is the mean length; `axes` name those of grid.sizes that
     are more than one value or have a name."""
+    by_mean = [replace(grid.requests[0].load, mean_tokens=tokens) for tokens in grid.means]
     servers: list[Record] = []
     loads: list[Record] = []
     for start in range(0, grid.count, len(grid.means)):
-        server, by_mean = records_from(grid, start)
+        server, of_means = records_from(grid, start, by_mean)
         servers.append(server)
-        loads += by_mean
+        loads += of_means
     texts: dict[str, int] = {}
     sizes = sizes_of(axes)
     columns = {}
@@ -87,19 +90,18 @@ def sizes_of(axes: Iterable[Axis]) -> list[int]:
     return [len(axis["values"]) for axis in axes]
 
 
-def records_from(grid: Grid, start: int) -> tuple[Record, list[Record]]:
+def records_from(grid: Grid, start: int, by_mean: Sequence[Load]) -> tuple[Record, list[Record]]:
     """Figures by JSON path from combination `start` on, whose mean lengths follow one another: those of the server,
     which is planned once, and for each mean length those that it changes, or the error.
     """
-    means = grid.means
     try:
-        base = plan(grid.request(start + len(means) - 1))  # at the full context
+        base = plan(grid.request(start + len(by_mean) - 1))  # at the full context
     except KvplanError:
-        return {}, [{ERROR: error_of(plan, grid.request(start + place))} for place in range(len(means))]
+        return {}, [{ERROR: error_of(plan, grid.request(start + place))} for place in range(len(by_mean))]
     loads = []
-    for tokens in means:
+    for load in by_mean:
         try:
-            loads.append(load_figures(base if tokens is None else with_mean(base, tokens)))
+            loads.append(load_figures(base if load == base.request.load else with_load(base, load)))
         except KvplanError as error:
             loads.append({ERROR: in_words(error)})
     return figures(base), loads
@@ -114,7 +116,10 @@ def error_of(function: Callable[[Request], object], request: Request) -> str | N
 
 
 def in_words(error: KvplanError) -> str:
-    return str(error.in_words(option_words()))
+    return str(error.in_words(_options()))
+
+
+_options = cache(option_words)
 
 
 def load_figures(answer: Plan) -> Record:

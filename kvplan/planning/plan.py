@@ -165,12 +165,11 @@ def plan(request: Request) -> Plan:
     )
 
 
-def with_mean(base: Plan, tokens: int) -> Plan:
+def with_load(base: Plan, load: Load) -> Plan:
     """The plan of the same server under another mean length; its notes are the base's.
 
     Raise UsageError as plan() does.
     """
-    load = replace(base.request.load, mean_tokens=tokens)
     request = replace(base.request, load=load)
     check_load(request, base.settings.max_model_len)
     pool, low, high = pool_users(load, base, (base.blocks_low, base.blocks_high), fits=base.fits)
