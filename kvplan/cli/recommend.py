@@ -46,7 +46,7 @@ def by_memory(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswe
     chosen = choice.answer()
     doc = text.document_of(chosen)
     written = None if options.output is None else manifest_of(options, doc, chosen.placement)
-    return doc["holds"], text.shapes(doc, limit), written
+    return doc["holds"], text.shapes(doc, limit, chosen), written
 
 
 def goal_of(options: RecommendOptions) -> Goal:
@@ -66,7 +66,7 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswer,
     prices = goal.read_prices()
     question = goal.question(1, stated_by(options, SOUGHT), prices)
     form = whole_form(options).changed(prompt_tokens=None, output_tokens=None, shared_prefix=None)
-    doc = timed(options, question, requests_of(form, goal, prices))
+    doc = timed(options, question, requests_of(form, goal, prices), prices.source if prices else None)
     return doc["holds"], shapes(doc, limit), None
 
 

@@ -45,7 +45,9 @@ def silent(text: str) -> None:
     return None
 
 
-def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> TimedRecommendationDocument:
+def timed(
+    options: RecommendOptions, question: Question, inputs: Inputs, prices: str | None
+) -> TimedRecommendationDocument:
     assert options.slo is not None
     promises = slo.parse_slo(options.slo)
     load = load_of(words_of(options), output.tell)
@@ -76,6 +78,7 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     first_request = inputs.requests[0]
     return timed_text.document(
         first_request, f"{load.source.name}, {load.how}", demand, placements,
+        prices=prices,
         shares_experts=abilities_of(first_request.release.engine).recommended
         and shares_experts(question, first_request),
     )  # fmt: skip
