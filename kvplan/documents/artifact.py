@@ -422,7 +422,12 @@ def _refusal(plan: Plan) -> typed.Refusal | None:
 
 
 def limits_document(plan: Plan) -> list[typed.Limit]:
-    return [{"by": by, "text": text} for by, text in (_shortages(plan) if not plan.fits else _bounds(plan))]
+    return [{"by": by, "text": text} for by, text in limits_of(plan)]
+
+
+def limits_of(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(what limits the plan, in words), the first the tightest."""
+    return _bounds(plan) if plan.fits else _shortages(plan)
 
 
 def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
