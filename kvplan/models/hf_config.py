@@ -47,7 +47,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "moe": (
         "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "xverse", "olmoe",
         "granitemoe", "phimoe", "gpt_oss", "llama4_text", "glm4_moe", "glm4v_moe_text", "minimax_m2", "minimax_m3",
-        "minimax_m3_vl", "mimo_v2_flash", "laguna", "mimo_v2", "deepseek", "exaone_moe", "granitemoeshared",
+        "minimax_m3_vl", "mimo_v2_flash", "laguna", "mimo_v2", "aria_text", "deepseek", "exaone_moe", "granitemoeshared",
         "granitemoe_swa",
     ),
     "mla": (

@@ -113,6 +113,7 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
         Traits(mlp_bias=False, qk_norm="head", windows="types"),
         Moe(shared="shared_expert_intermediate_size", shared_name="mlp.shared_expert", correction="counted"),
     ),
+    "aria_text": (Traits(mlp_bias=False), Moe(inner="intermediate_size", shared="moe_num_shared_experts")),
     "deepseek": (Traits(mlp_bias=False), Moe(shared="n_shared_experts")),
     "exaone_moe": (
         replace(NO_BIAS, qk_norm="head", windows="types"),
