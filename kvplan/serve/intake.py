@@ -146,9 +146,9 @@ class Intake:
         return self._vectors(data, "data")
 
     def _vectors(self, data: bytes, key: str) -> Prepared:
-        values, most = read(parsed(data, self._context), EMBEDDING, self._served.door), self._vector_size
-        if (size := values["dimensions"] or most) > most:
-            raise ApiError(f"dimensions must be at most {most}", param="dimensions")
+        values, width = read(parsed(data, self._context), EMBEDDING, self._served.door), self._vector_size
+        if (size := values["dimensions"] or width) > width:
+            raise ApiError(f"dimensions must be at most {width}", param="dimensions")
         if values["encoding_format"] not in ("float", "base64"):
             raise ApiError("encoding_format must be float or base64", param="encoding_format")
         if values["messages"] is not None:
