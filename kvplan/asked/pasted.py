@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvplan.servers.base import Pasted
 
 _UNIT = r"(?m)^[ \t]*(?:ExecStart=|(?:CMD|ENTRYPOINT)[ \t])"  # a Dockerfile, a unit of systemd
+_SETTINGS = r"(?mi)^[ \t]*(?:FROM|quantization|\{)|\sload\s"  # what may be no command: lines of settings, an object
 MAX_COMMAND_CHARS = 64 * 1024  # room for a script or a manifest
 
 
@@ -46,7 +47,7 @@ def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
     """Parse a pasted server command, listing rejected flags in the result instead of raising."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
-    for name in SERVERS:
+    for name in SERVERS if re.search(_SETTINGS, text) else ():
         server = server_of(name).pasted()
         if (reading := server.starts.reading) is not None and (words := reading(text)) is not None:
             return server.parse(words)

@@ -86,8 +86,8 @@ def name_model(command: ServeCommand, text: str) -> None:
     name = re.sub(r"^(?:https?://)?(?:registry\.ollama\.ai/library|ollama\.com/library|library)/", "", text)
     hub = re.sub(r"^(?:https?://)?(?:hf\.co|huggingface\.co)/", "", name)
     if hub != name or name.endswith(".gguf") or exists(name):
-        found = below.parse(["--model" if name.endswith(".gguf") or exists(name) else "--hf-repo", hub])
-        command.model, command.args, command.notes = found.model, {**found.args, **command.args}, found.notes
+        file = below.parse(["--model" if name.endswith(".gguf") or exists(name) else "--hf-repo", hub])
+        command.model, command.args, command.notes = file.model, {**file.args, **command.args}, file.notes
         return
     base, _, tag = name.partition(":")
     kind = next((part for part in re.split("-(?=[^-]*$)", tag) if _TYPE.match(part)), None)
