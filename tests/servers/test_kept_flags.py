@@ -19,6 +19,7 @@ SERVED = {
     "vllm": "vllm serve Qwen/Qwen3-8B --max-model-len 8192",
     "sglang": "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --context-length 8192",
     "llamacpp": "llama-server --hf-repo Qwen/Qwen3-8B-GGUF:Q4_K_M --ctx-size 8192",
+    "ollama": "ollama run qwen3:8b --num-ctx 8192",
 }
 
 
