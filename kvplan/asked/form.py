@@ -25,7 +25,7 @@ from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memo
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import SERVERS, Abilities, abilities_of, name_of, parse_engine, server_of
-from kvplan.servers.plans.plan import Load
+from kvplan.servers.plans.plan import Colocated, Load
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, left_out
 from kvplan.sizing.layout import check_dtype, check_kv_dtype
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # The keys of a form: of a plan, and of its request lengths.
 PLAN_KEYS: Final = (
-    "model", "gpu", "gpu_memory", "memory_in_use", *ARGUMENTS, "weights_bytes", "calibration", "enable_lora",
-    "draft_model", "speculative_config", "engine", "engine_arg", "from_command", "assume_dense", "text_only",
-    "revision", "offline",
+    "model", "gpu", "gpu_memory", "host_bandwidth", "memory_in_use", *ARGUMENTS, "weights_bytes", "calibration",
+    "enable_lora", "draft_model", "speculative_config", "engine", "engine_arg", "from_command", "assume_dense",
+    "text_only", "revision", "offline",
 )  # fmt: skip
 READING: Final = ("assume_dense", "text_only", "offline")  # switches of how the model's config is read
 LISTS: Final = ("gpu", "engine_arg", *(name for name, row in ARGUMENTS.items() if row.many))
@@ -49,6 +49,7 @@ FLAGS: Final = {"max_model_len": "--ctx"}
 # One of each common size, smallest first: the table if no GPU is named.
 COMMON_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 SMALLEST_GPU: Final = 256 * MIB
+PHASES: Final = ("awake", "asleep", "waking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,9 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
     with faults.part():
         weights = form.parsed("weights_bytes", weights_of)
     with faults.part():
-        in_use = form.parsed("memory_in_use", lambda text: parse_size(text, "--memory-in-use", least=0))
+        in_use = form.parsed("memory_in_use", in_use_of) or {}
+    with faults.part():
+        host_bandwidth = form.parsed("host_bandwidth", bandwidth_of)
     faults.refuse()
     stated, rented = stated_arguments(form, command), instances_of(form)
     origin = form.origins.get("from_command")
@@ -164,8 +167,9 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
         contexts=contexts if "max_model_len" in form.values else (args.max_model_len,),
         args=args, release=release, stated=stated,
         load=lambda context, spec: load_of(form, context, spec), weights_bytes=weights,
-        draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use,
-        calibration=form.text("calibration"), command=command, pasted=pasted,
+        draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use.get("awake"),
+        colocated=colocated_of(in_use, args, command), calibration=form.text("calibration"), command=command,
+        pasted=pasted, host_bandwidth=host_bandwidth,
         environment=command.environment if command else {}, drafts=drafts,
         options=frozenset(form.values),
         notes=(*pool_notes(form, args), *(machine.text for machine in rented)),
@@ -258,10 +262,40 @@ def pool_notes(form: Form, args: EngineArgs) -> tuple[str, ...]:
     return (vllm_size_note("--kv-cache-memory-bytes", text, size),) if is_vllm_size(text) else ()
 
 
+def in_use_of(text: str) -> dict[str, int]:
+    """Bytes that others hold on each GPU: a size at all times, or one for each phase that is stated."""
+    sizes: dict[str, int] = {}
+    for part in text.split(",") if "=" in text else [f"awake={text}"]:
+        phase, _, size = part.strip().partition("=")
+        if phase not in PHASES or phase in sizes:
+            problem = f"names no phase, or one twice ({printable(part, 60)!r})"
+            raise UsageError("--memory-in-use", problem, "write 10GiB, or awake=10GiB,asleep=60GiB,waking=30GiB")
+        sizes[phase] = parse_size(size, "--memory-in-use", least=0)
+    return sizes if "=" in text else dict.fromkeys(("awake", "asleep"), sizes["awake"])
+
+
+def colocated_of(in_use: Mapping[str, int], args: EngineArgs, command: "ServeCommand | None") -> Colocated | None:
+    """How others share the GPUs in turn: as a framework does, else a client that puts the server to sleep."""
+    stated = command.colocated if command else None
+    if stated is not None:
+        return replace(stated, in_use=in_use)
+    if args.enable_sleep_mode:
+        return Colocated(in_use=in_use)
+    if in_use.keys() - {"awake"} and in_use.get("awake") != in_use.get("asleep"):
+        remedy = "add --enable-sleep-mode, or state one size"
+        raise UsageError("--memory-in-use", "names phases of a server that does not sleep", remedy)
+    return None
+
+
 def weights_of(text: str) -> int:
     from kvplan.servers.words.argument_values import stated_bytes  # only with the flag
 
     return stated_bytes(parse_size(text, "--weights-bytes"), "--weights-bytes")
+
+
+def bandwidth_of(text: str) -> int:
+    """Bytes per second of "90GB/s" or "90GB"."""
+    return parse_size(text.removesuffix("/s"), "--host-bandwidth")
 
 
 # --- contexts and GPUs ------------------------------------------------------------------------------------------------

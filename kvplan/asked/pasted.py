@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvplan.asked.manifest import ServedContainer
     from kvplan.servers.base import Pasted
 
+_ROLLOUT = r"actor_rollout_ref|openrlhf|--vllm[._]|skyrl|generator[.:]|vllm[-_]serve|\w\wConfig\s*\(|use_vllm"
 _UNIT = r"(?m)^[ \t]*(?:ExecStart=|(?:CMD|ENTRYPOINT)[ \t])"  # a Dockerfile, a unit of systemd
 _SETTINGS = r"(?mi)^[ \t]*(?:FROM|quantization|\{)|\sload\s"  # what may be no command: lines of settings, an object
 MAX_COMMAND_CHARS = 64 * 1024  # room for a script or a manifest
@@ -44,9 +45,14 @@ def read_command(text: str, options: Collection[str] = ()) -> ServeCommand:
 
 
 def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
-    """Parse a pasted server command, listing rejected flags in the result instead of raising."""
+    """Parse a pasted command, or a framework's rollout engine, listing rejected flags in the result, not raising."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
+    if re.search(_ROLLOUT, text):
+        from kvplan.asked import rollout
+
+        if (framework := rollout.framework_of(text)) is not None:
+            return rollout.read_rollout(text, framework, options)
     for name in SERVERS if re.search(_SETTINGS, text) else ():
         server = server_of(name).pasted()
         if (reading := server.starts.reading) is not None and (words := reading(text)) is not None:

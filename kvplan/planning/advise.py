@@ -252,12 +252,13 @@ def quantized_weights(request: Request) -> Knob:
     )  # fmt: skip
 
 
-def more_ranks(args: EngineArgs) -> Knob:
+def more_ranks(request: Request) -> Knob:
+    """More tensor ranks; none where a machine has one GPU, so that each more would be another machine."""
     return Knob(
         [
             FlagChange(f"--tensor-parallel-size {tp}", {"tensor_parallel_size": tp})
             for tp in TP_SIZES
-            if tp > args.tensor_parallel_size
+            if tp > request.args.tensor_parallel_size and request.gpu.node_gpus > 1
         ]
     )
 
@@ -424,7 +425,7 @@ def fit_knobs(short: Plan, *, is_new: bool = False) -> Iterator[Knob]:
         yield smaller_needs(args)
     if not is_new:
         yield fp8_cache(args)
-    yield more_ranks(args)
+    yield more_ranks(request)
     if not is_new:
         yield from contexts
     yield larger_gpu(request)

@@ -100,7 +100,7 @@ class Grid:
     requests   models x GPUs x contexts, in that nesting; `shape` their three counts
     releases   of the server; empty: each request's own
     means      mean tokens of a request, None: as long as the context; empty: each request's own
-    arguments  fields of EngineArgs and their values
+    arguments  fields of EngineArgs and their values; fields that have the same one stand together ("a,b")
     prices     dollars per hour of a GPU, by name
     """
 
@@ -149,6 +149,7 @@ class Grid:
             checkpoint=base.checkpoint,
             draft=base.draft,
             memory_in_use=base.memory_in_use,
+            host_bandwidth=base.host_bandwidth,
             measured=base.measured,
             repeated=base.repeated,
         )
@@ -160,7 +161,8 @@ class Grid:
         key = (self._alike[index], picks)
         args = self._made.get(key)
         if args is None:
-            values = {name: values[pick] for (name, values), pick in zip(self.arguments.items(), picks, strict=True)}
+            picked = zip(self.arguments.items(), picks, strict=True)
+            values = {name: values[pick] for (names, values), pick in picked for name in names.split(",")}
             args = replace(self.requests[index].args, **values)
             if len(self._made) < MOST_KEPT:
                 self._made[key] = args

@@ -104,7 +104,9 @@ class Abilities:
     lean_kernels      kernels of experts that keep workspaces of their own -> kernels that keep none
     vendors           makers of GPUs that it serves on by rules that are known
     fits_context      without a context it chooses one that fits
-    file_types        --quantization is the type of the file that it loads, and changes nothing while loading
+    one_machine       a server's GPUs are those of one machine
+    file_types        --quantization is the type of the file that it loads, one of these, the largest first; none: it
+                     changes the weights while loading
     """
 
     label_words: bool = False
@@ -120,7 +122,8 @@ class Abilities:
     lean_kernels: Mapping[str, str] = field(default_factory=dict)
     vendors: tuple[str, ...] = ("nvidia", "amd")
     fits_context: bool = False
-    file_types: bool = False
+    one_machine: bool = False
+    file_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Abilities, Explanation, Sources, Terms
-from kvplan.servers.llamacpp.changes import RELEASES, SOURCE
+from kvplan.servers.llamacpp.changes import RELEASES, SOURCE, TYPES
 from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -53,7 +53,10 @@ terms = Terms(
         described=None,
     ),
 )
-abilities = Abilities(keeps_share=True, fits_context=True, file_types=True, vendors=("nvidia", "amd", "apple", "intel"))
+abilities = Abilities(
+    keeps_share=True, fits_context=True, one_machine=True, file_types=TYPES,
+    vendors=("nvidia", "amd", "apple", "intel")
+)  # fmt: skip
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:

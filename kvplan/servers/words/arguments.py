@@ -635,8 +635,9 @@ def flag_words(server: str, release: Version, args: EngineArgs, stated: Mapping[
     stated  values from the plan that replace an argument's; None: omit it. All others are included if not the default.
     """
     words: list[str] = []
+    flags = flags_of(server)
     for name, row in ARGUMENTS.items():
-        flag = flags_of(server).get(name)
+        flag = flags.get(name)
         value = stated.get(name, getattr(args, name))
         if flag is None or not flag.printed or value is None or (name not in stated and value == DEFAULTS[name]):
             continue
