@@ -209,7 +209,8 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
         known = None
     if known is None:
         return None, None
-    return known, f"the {log.called}'s model {printable(log.model or named, 100)} is {taken_as(known).removeprefix('it is ')}"
+    own = printable(log.model or named, 100)
+    return known, f"the {log.called}'s model {own} is {taken_as(known).removeprefix('it is ')}"
 
 
 def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:

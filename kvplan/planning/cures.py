@@ -557,9 +557,9 @@ def placed(case: Case) -> list[Cure]:
         with suppress(KvplanError):
             changes = [(flag, args, replace(request, args=replace(request.args, **args)))
                        for flag, args in server.remedies(plan(request))]  # fmt: skip
-            plans = ((flag, args, plan(changed)) for flag, args, changed in changes)
-            cures = [Cure(next(iter(args)), args, (flag,), texts.get(next(iter(args)), ""), "change", made)
-                     for flag, args, made in plans if made.fits]  # fmt: skip
+            answers = ((flag, args, next(iter(args)), plan(changed)) for flag, args, changed in changes)
+            cures = [Cure(name, args, (flag,), texts.get(name, ""), "change", answer)
+                     for flag, args, name, answer in answers if answer.fits]  # fmt: skip
             if cures:
                 return cures
     return [Cure(help.argument, {}, (help.flag,), help.text, help.way, None) for help in helps]

@@ -16,7 +16,9 @@ def _row(cause: Cause, phrase: str, phase: Phase, unless: str = "") -> Wording:
 
 
 LAYERS: Final = Help("gpu_layers", "-ngl", "lower", "layers that stay on the host are slower")
-EXPERTS: Final = Help("n_cpu_moe", "--n-cpu-moe", "raise", "in a mixture of experts: those of the first layers stay on the host")
+EXPERTS: Final = Help(
+    "n_cpu_moe", "--n-cpu-moe", "raise", "in a mixture of experts: those of the first layers stay on the host"
+)
 CONTEXT: Final = Help("max_model_len", "-c", "lower", "the cache is allocated whole at the start")
 CACHE: Final = Help("cache_type_k", "-ctk q8_0 -ctv q8_0", "change", "half of the cache; prompts copy a layer's to f16")
 BATCH: Final = Help("micro_batch_size", "-ub", "lower", "the graph of fewer tokens takes less memory")
@@ -36,7 +38,12 @@ failures: Final = Failures(
         ("llama_context: constructing llama_context", "pool"),
         ("sched_reserve: reserving", "profile"),
     ),
-    ready=("server is listening on", "load_model: initializing, n_slots", "llama-server started in", "llama runner started in"),
+    ready=(
+        "server is listening on",
+        "load_model: initializing, n_slots",
+        "llama-server started in",
+        "llama runner started in",
+    ),
     starts=("llama_model_loader: loaded meta data",),
     parts={"serving": ("oom_runtime", "serving")},
     files=(

@@ -29,7 +29,9 @@ def log_of(fact: dict[str, Any]) -> str:
     if fact["outputs"] is not None:
         lines.append(f"llama_context: n_outputs_max         = {fact['outputs']}")
     if fact["whole_mib"]:
-        lines.append("common_memory_breakdown_print: | memory breakdown [MiB] | total free self model context compute |")
+        lines.append(
+            "common_memory_breakdown_print: | memory breakdown [MiB] | total free self model context compute |"
+        )
     for device, sizes in fact["mib"].items():
         weights, caches, compute = (size or 0 for size in sizes)
         if not fact["whole_mib"]:
@@ -38,7 +40,9 @@ def log_of(fact: dict[str, Any]) -> str:
             continue
         total, parts = weights + caches + compute, f"{weights:>6} + {caches:>6} + {compute:>6}"
         if device == "Host":
-            lines.append(f"common_memory_breakdown_print: |   - Host               |       {total:>8} = {parts}       |")
+            lines.append(
+                f"common_memory_breakdown_print: |   - Host               |       {total:>8} = {parts}       |"
+            )
         else:
             gpu = f"24124 = 23860 + ({total:>6} = {parts}) + {-total:>8}"
             lines.append(f"common_memory_breakdown_print: |   - {device} (a GPU)   | {gpu} |")
@@ -48,12 +52,16 @@ def log_of(fact: dict[str, Any]) -> str:
 def compared(run: Run, tmp_path: Path, fact: dict[str, Any]) -> dict[str, bool]:
     log = tmp_path / "server.log"
     log.write_text(log_of(fact), encoding="utf-8")
-    rows = run("reconcile", "--log", log, "--model", fact["model"], "--gpu", "h200", "--format", "json", "-q").json["rows"]
+    rows = run("reconcile", "--log", log, "--model", fact["model"], "--gpu", "h200", "--format", "json", "-q").json[
+        "rows"
+    ]
     return {row["name"]: bool(row["exact"]) for row in rows if row["logged"] and row["unit"] == "bytes"}
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact["log"])
-def test_each_buffer_of_a_public_log_is_what_the_facts_say_of_it(run: Run, tmp_path: Path, fact: dict[str, Any]) -> None:
+def test_each_buffer_of_a_public_log_is_what_the_facts_say_of_it(
+    run: Run, tmp_path: Path, fact: dict[str, Any]
+) -> None:
     rows = compared(run, tmp_path, fact)
     names = {f"{place} {kind}" for place, kind in places(fact)}
     assert rows.keys() == names
@@ -86,7 +94,9 @@ SCORE = {"caches": (8, 9), "compute": (7, 18), "weights": (12, 20)}
 
 DEVICE = "llama_prepare_model_devices: using device CUDA0 (NVIDIA GeForce RTX 4090) (0000:01:00.0) - {} MiB free\n"
 LOADED = "llama_model_loader: loaded meta data with 32 key-value pairs and 707 tensors from /m/{} (version GGUF V3)\n"
-REFUSED = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating {:.2f} MiB on device 0: cudaMalloc failed: out of memory\n"
+REFUSED = (
+    "ggml_backend_cuda_buffer_type_alloc_buffer: allocating {:.2f} MiB on device 0: cudaMalloc failed: out of memory\n"
+)
 CONTEXT = "llama_context: n_seq_max             = 1\nllama_context: n_ctx                 = {}\n"
 FAILED = {
     "weights": ("llama_model_load: error loading model: unable to allocate CUDA0 buffer\n", "loading the weights"),
@@ -132,7 +142,19 @@ def test_a_fix_is_planned_in_the_memory_that_was_free(run: Run, tmp_path: Path) 
         words = ["-c", "32768", "-ngl", "99", "-np", "1", "--fit", "off"]
         if flags[0] in words:
             del words[words.index(flags[0]) : words.index(flags[0]) + 2]
-        plan = run("estimate", "qwen3-32b", "--engine", "llama.cpp", "--gpu", "rtx-4090", *words, *flags, "--format", "json", "-q")
+        plan = run(
+            "estimate",
+            "qwen3-32b",
+            "--engine",
+            "llama.cpp",
+            "--gpu",
+            "rtx-4090",
+            *words,
+            *flags,
+            "--format",
+            "json",
+            "-q",
+        )
         used = plan.json["slots"]["places"][0]["total"]
         assert used <= (21_603 - 1_024) << 20, cure
     shorter = next(cure for cure in cures if cure["kind"] == "max_model_len")

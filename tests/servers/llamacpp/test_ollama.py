@@ -50,8 +50,24 @@ def test_it_is_the_llama_server_that_it_starts(run: Run) -> None:
     """A context of its own for each slot, its batch as both batches: the same places to the byte."""
     own = run("estimate", "qwen3:14b", "--engine", "ollama", "--gpu", "rtx-4090", "--num-parallel", "2",
               "--kv-cache-type", "q8_0", "--format", "json", "-q").json  # fmt: skip
-    started = ("-c", "65536", "-np", "2", "--no-kv-unified", "-b", "1024", "-ub", "1024", "-ctk", "q8_0", "-ctv", "q8_0")
-    below = run("estimate", "qwen3-14b", "--engine", "llama.cpp", "--gpu", "rtx-4090", *started, "--format", "json", "-q")
+    started = (
+        "-c",
+        "65536",
+        "-np",
+        "2",
+        "--no-kv-unified",
+        "-b",
+        "1024",
+        "-ub",
+        "1024",
+        "-ctk",
+        "q8_0",
+        "-ctv",
+        "q8_0",
+    )
+    below = run(
+        "estimate", "qwen3-14b", "--engine", "llama.cpp", "--gpu", "rtx-4090", *started, "--format", "json", "-q"
+    )
     assert own["slots"] == below.json["slots"]
 
 
@@ -106,7 +122,18 @@ def test_what_it_does_not_have_is_refused(run: Run, words: tuple[str, ...], prob
 
 
 def test_its_command_and_its_fixes_are_its_own(run: Run) -> None:
-    words = ("estimate", "qwen3:32b", "--engine", "ollama", "--gpu", "rtx-4090", "--num-ctx", "32768", "--num-gpu", "99")
+    words = (
+        "estimate",
+        "qwen3:32b",
+        "--engine",
+        "ollama",
+        "--gpu",
+        "rtx-4090",
+        "--num-ctx",
+        "32768",
+        "--num-gpu",
+        "99",
+    )
     short = run(*words, "--format", "json", "-q").json
     assert not short["fits"]
     flags = [fix["flag"] for fix in short["fixes"]]
@@ -114,8 +141,8 @@ def test_its_command_and_its_fixes_are_its_own(run: Run) -> None:
     assert not any(re.search(r"(?:^| )-(?:c|ngl|ctk)\b", flag) for flag in flags)
     for fix in short["fixes"]:
         if fix["flag"].startswith("--num-"):
-            at = words.index(fix["flag"].split()[0])
-            rest = [*words[:at], *words[at + 2 :]]
+            position = words.index(fix["flag"].split()[0])
+            rest = [*words[:position], *words[position + 2 :]]
             assert run(*rest, *fix["flag"].split(), "--format", "json", "-q").json["fits"], fix
-    said = run("estimate", "qwen3-8b", "--engine", "ollama", "--gpu", "rtx-4090", "--num-ctx", "8192", "-q").out
-    assert "OLLAMA_CONTEXT_LENGTH=8192 ollama serve" in said
+    answer = run("estimate", "qwen3-8b", "--engine", "ollama", "--gpu", "rtx-4090", "--num-ctx", "8192", "-q").out
+    assert "OLLAMA_CONTEXT_LENGTH=8192 ollama serve" in answer
