@@ -283,8 +283,8 @@ def notes(run: Started) -> list[str]:
         texts.append(f"--fit chose {chosen(run)}, which leaves {own.fit_target[0] // MIB:,} MiB of each GPU free")
     if 0 <= (left := room(run.server, own)) < growth()[1] and run.obstacle is None:
         texts.append(
-            f"only {left // MIB:,} MiB of a GPU stay free, and cuBLAS and kernels took {growth()[1] // MIB} after a load; "
-            "a smaller --ctx-size is safer"
+            f"only {left // MIB:,} MiB of a GPU stay free, and cuBLAS and kernels took {growth()[1] // MIB} after a "
+            "load; a smaller --ctx-size is safer"
         )
     if smaller := next_type(run):
         texts.append(smaller)

@@ -91,9 +91,11 @@ def name_model(command: ServeCommand, text: str) -> None:
     base, _, tag = name.partition(":")
     kind = next((part for part in re.split("-(?=[^-]*$)", tag) if _TYPE.match(part)), None)
     size = re.sub(r"-(?:instruct|chat|it)$", "", tag.removesuffix(kind or "").strip("-"))
-    command.model = next(catalog_names(base, size), None)
+    command.model = next(catalog_names(base, size), name if "/" in name else None)
     if command.model is None:
         raise unknown(name, size)
+    if command.model == name:
+        return
     if kind is not None:
         command.args.setdefault("quantization", {"FP16": "F16"}.get(kind.upper(), kind.upper()))
     mix = "Ollama's own mix of types may differ: name the file for its own"

@@ -1,7 +1,7 @@
 """llama-server's logs, and Ollama's with the same lines: what they say, compared with the plan buffer by buffer.
 
-tests/facts/llamacpp_logs.jsonl has the sizes of public logs in MiB, by buffer (weights, caches, compute), what the server
-was started with, and which of them the plan has to the last digit that was logged. Breakdowns have whole MiB, cut.
+tests/facts/llamacpp_logs.jsonl has the sizes of public logs in MiB, by buffer (weights, caches, compute), what the
+server was started with, and which of them the plan has to the last digit that was logged. Breakdowns have whole MiB, cut.
 """
 
 import json
@@ -126,7 +126,7 @@ def test_the_buffer_that_failed_is_named_with_its_size(run: Run, tmp_path: Path,
 
 
 def test_a_fix_is_planned_in_the_memory_that_was_free(run: Run, tmp_path: Path) -> None:
-    """Qwen3-32B at 32,768 tokens needs 17.99 + 8 GiB: each fix fits in the 21,603 MiB of the log, beside --fit's GiB."""
+    """Qwen3-32B at 32,768 tokens needs 17.99 + 8 GiB: each fix fits in the log's 21,603 MiB, beside --fit's GiB."""
     text = (
         "llama-server -m /m/Qwen3-32B-Q4_K_M.gguf -c 32768 -ngl 99 -np 1 --fit off --jinja\n"
         + DEVICE.format(21_603) + LOADED.format("Qwen3-32B-Q4_K_M.gguf") + CONTEXT.format(32_768)
@@ -163,7 +163,7 @@ def test_a_fix_is_planned_in_the_memory_that_was_free(run: Run, tmp_path: Path) 
 
 
 def test_a_second_try_without_pipelines_is_no_failure(run: Run, tmp_path: Path) -> None:
-    """As in ggml-org/llama.cpp#26297: the buffers of several GPUs at once do not fit, and those of one after another do."""
+    """As in ggml-org/llama.cpp#26297: the buffers of several GPUs at once do not fit, those of one at a time do."""
     text = (
         REFUSED.format(51_748.72) + "graph_reserve: failed to allocate compute buffers\n"
         "sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism\n"

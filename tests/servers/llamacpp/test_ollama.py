@@ -72,7 +72,7 @@ def test_it_is_the_llama_server_that_it_starts(run: Run) -> None:
 
 
 MODELFILE = "FROM qwen3:32b\nPARAMETER num_ctx 16384\nPARAMETER num_gpu 40\nSYSTEM You are helpful.\n"
-SHOWN = "  Model\n    architecture  qwen3\n    context length  40960\n    quantization  Q4_K_M\n\n  Parameters\n    num_ctx  8192\n"
+SHOWN = "  Model\n    architecture  qwen3\n    quantization  Q4_K_M\n\n  Parameters\n    num_ctx  8192\n"
 
 
 @pytest.mark.parametrize(
