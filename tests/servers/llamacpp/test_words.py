@@ -21,8 +21,6 @@ def test_commands_for_pools_say_that_they_do_not_take_it(run: Run) -> None:
     packed = refused(run("pack", "--gpu", "rtx-4090", "--server", f"a={PASTED}"))
     assert "takes no fraction of a GPU" in packed
     assert "preflight does not check it" in refused(run("preflight", PASTED, "--gpu", "rtx-4090", "-q"))
-    users = refused(run("recommend", "qwen3-8b", "--engine", "llama.cpp", "--users", "4"))
-    assert "--parallel is the number of users" in users
 
 
 def test_a_policy_that_was_written_for_it_holds(run: Run, tmp_path: Path) -> None:
