@@ -86,7 +86,10 @@ def test_its_own_words_are_printed(run: Run) -> None:
 
 
 def test_an_unknown_engine_is_told_of_it(run: Run) -> None:
-    assert "use vllm, vllm@VERSION, sglang, llama.cpp, ollama or acme" in run("estimate", "llama-3.1-8b", "--engine", "tgi").err
+    assert (
+        "use vllm, vllm@VERSION, sglang, llama.cpp, ollama or acme"
+        in run("estimate", "llama-3.1-8b", "--engine", "tgi").err
+    )
 
 
 @pytest.mark.parametrize("form", get_args(Format))

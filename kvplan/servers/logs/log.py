@@ -84,8 +84,14 @@ FACTS: Final[dict[str, str]] = {
     "place": r"[A-Za-z][A-Za-z0-9]{1,15}(?:_[A-Za-z0-9]{1,15}){0,2}",
     **dict.fromkeys(
         (
-            "weights_mib", "cache_mib", "compute_mib", "free_mib", "weights_now_mib", "cache_now_mib",
-            "compute_now_mib", "outside_mib",
+            "weights_mib",
+            "cache_mib",
+            "compute_mib",
+            "free_mib",
+            "weights_now_mib",
+            "cache_now_mib",
+            "compute_now_mib",
+            "outside_mib",
         ),
         SIZE,
     ),

@@ -57,15 +57,15 @@ def is_switch(name: str) -> bool:
 
 def parse(words: list[str]) -> ServeCommand:
     """Parse the words after `ollama run`, or those that `reading` makes of a text."""
-    command, rest = ServeCommand(engine="ollama"), iter(words)
-    for word in rest:
+    command, following = ServeCommand(engine="ollama"), iter(words)
+    for word in following:
         if not word.startswith("--"):
             if command.model is None:  # what follows is the prompt
                 name_model(command, literal(word, "the model"))
             continue
         flag, _, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
-        value = value or ("" if is_switch(name) else next(rest, ""))
+        value = value or ("" if is_switch(name) else next(following, ""))
         if name == "model":
             name_model(command, literal(value, "the model"))
         elif name in NAMES:

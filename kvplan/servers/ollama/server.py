@@ -85,6 +85,7 @@ def notes(args: EngineArgs, below: EngineArgs) -> tuple[str, ...]:
     batch, kind = below.max_num_batched_tokens, args.cache_type_k
     flags = f"-c {below.max_model_len} -np {below.max_num_seqs} -b {batch} -ub {batch}"
     flags += f" -ctk {kind} -ctv {kind}" if kind else ""
+    flags += "" if args.gpu_layers is None else f" -ngl {args.gpu_layers}"
     less = "" if args.max_num_batched_tokens else "; where it predicts little room, a smaller -b"
     stated = {"num_gpu": args.gpu_layers, "num_batch": args.max_num_batched_tokens, "main_gpu": args.main_gpu}
     lines = [f"`PARAMETER {name} {value}`" for name, value in stated.items() if value is not None]

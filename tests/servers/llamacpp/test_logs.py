@@ -1,7 +1,8 @@
 """llama-server's logs, and Ollama's with the same lines: what they say, compared with the plan buffer by buffer.
 
 tests/facts/llamacpp_logs.jsonl has the sizes of public logs in MiB, by buffer (weights, caches, compute), what the
-server was started with, and which of them the plan has to the last digit that was logged. Breakdowns have whole MiB, cut.
+server was started with, and which of them the plan has to the last digit that was logged. Breakdowns have whole MiB,
+without the fraction.
 """
 
 import json
