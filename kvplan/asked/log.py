@@ -198,7 +198,7 @@ def engine_of(log: ServerLog) -> str | None:
 
 def model_of(log: ServerLog) -> tuple[str | None, str | None]:
     """Return (catalog name of the logged model, a note); the log's own paths are never opened."""
-    named = log.model
+    named = logs_of(log.engine).model(log)
     if named is None:
         return None, None
     if catalog.find(named) is not None:
@@ -209,7 +209,8 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
         known = None
     if known is None:
         return None, None
-    return known, f"the {log.called}'s model {printable(named, 100)} is {taken_as(known).removeprefix('it is ')}"
+    own = printable(log.model or named, 100)
+    return known, f"the {log.called}'s model {own} is {taken_as(known).removeprefix('it is ')}"
 
 
 def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:

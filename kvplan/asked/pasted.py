@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ROLLOUT = r"actor_rollout_ref|openrlhf|--vllm[._]|skyrl|generator[.:]|vllm[-_]serve|\w\wConfig\s*\(|use_vllm"
 _UNIT = r"(?m)^[ \t]*(?:ExecStart=|(?:CMD|ENTRYPOINT)[ \t])"  # a Dockerfile, a unit of systemd
+_SETTINGS = r"(?mi)^[ \t]*(?:FROM|quantization|\{)|\sload\s"  # what may be no command: lines of settings, an object
 MAX_COMMAND_CHARS = 64 * 1024  # room for a script or a manifest
 
 
@@ -52,7 +53,7 @@ def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
 
         if (framework := rollout.framework_of(text)) is not None:
             return rollout.read_rollout(text, framework, options)
-    for name in SERVERS:
+    for name in SERVERS if re.search(_SETTINGS, text) else ():
         server = server_of(name).pasted()
         if (reading := server.starts.reading) is not None and (words := reading(text)) is not None:
             return server.parse(words)

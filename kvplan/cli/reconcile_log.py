@@ -344,6 +344,10 @@ def answer_text(result: LogReconciliation) -> str:
         parts = [f"{words('kv_cache')} of {figure(logged, logged.measured)} is in the range of {listed}"]
     else:
         parts = []
+    if compared and not compared.keys() & {"kv_cache", "weights"}:  # figures by place
+        alike = sum(row.is_exact is True for row in compared.values())
+        worst = max(compared.values(), key=lambda row: abs(row.relative or 0.0))
+        parts = [f"{alike} of {len(compared)} figures as logged", *([] if worst.is_exact else [deviation(worst)])]
     parts += [deviation(compared[name]) for name in ("kv_cache", "weights", "tokens") if name in compared]
     return "; ".join(parts[:2]) if parts else "Nothing to compare"
 

@@ -14,6 +14,7 @@ from kvplan.measure.server_metrics import ServerStats
 from kvplan.measure.watch import NO_ANSWER_YET, Rates, Reading, ServerReading, Watched
 from kvplan.report.lines import Line, line, takes_blocks, write
 from kvplan.report.sparkline import sparkline
+from kvplan.servers.base import called
 
 FRESH_S = 1.0  # a page older than this is shown with its age
 BAR = 40
@@ -146,7 +147,7 @@ def problem_text(server: ServerReading) -> str:
 def figures_text(server: ServerReading, stats: ServerStats, figures: Sequence[str]) -> str:
     """Figures after the server's name, with their age if they are not current."""
     age = f"{age_text(server.age_s)} ago " if is_old(server) and server.age_s is not None else ""
-    return f"{age}{stats.kind}: {', '.join(figures) or 'no figures'}"
+    return f"{age}{called(stats.kind)}: {', '.join(figures) or 'no figures'}"
 
 
 def is_old(server: ServerReading) -> bool:
@@ -373,7 +374,7 @@ def figure_of(reading: ServerReading, value: Callable[[ServerStats, Rates], floa
 
 def server_heading(name: str, server: ServerReading) -> str:
     """The server's kind and name, with the age of its figures if they are not current."""
-    kind = "server" if server.stats is None else server.stats.kind
+    kind = "server" if server.stats is None else called(server.stats.kind)
     heading = f"{kind} at {name}" if name else kind
     return heading if not is_old(server) or server.age_s is None else f"{heading}, {age_text(server.age_s)} ago"
 

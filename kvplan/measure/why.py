@@ -10,7 +10,7 @@ from kvplan.asked.log import check_model, completed, engine_of, machines_of, mod
 from kvplan.asked.question import requests, resolve
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
-from kvplan.core.units import TIB, format_gib
+from kvplan.core.units import MIB, TIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, of_total, with_memory
 from kvplan.measure.diagnosis import Diagnosis, Inference
 from kvplan.measure.failure import Failure, read_failure
@@ -42,11 +42,12 @@ def diagnose(form: Form, lines: Sequence[str]) -> Diagnosis:
     setup = Setup(form, failure, log, server)
     cause = failure.cause or kind_of(failure)
     request = setup.request() if cause not in ("unknown", planning.OUT_OF_MEMORY) else None
-    weights, free = log.first("weights"), log.least("free_after_load")
+    weights, free, before = log.first("weights"), log.least("free_after_load"), log.least("free_mib")
     case = Case(server, cause, failure.figures, gpu_known=setup.gpu_known, args=settings_of(failure, log),
         evidence=" ".join(line.text for line in failure.evidence), total=total_of(failure, log),
         gpu=next((machine.name for machine in setup.logged()), None),
         weights=None if weights is None else weights.size, free_after_load=None if free is None else free.size,
+        free_before_load=None if before is None else round(before.value * MIB),
     )  # fmt: skip
     base, anchor, differs = None, planning.Anchor({}), setup.problem
     if request is not None:
@@ -246,7 +247,7 @@ class Setup:
                 source = f"its wording matches {words[0]} to {words[1]}; the newest of these is assumed"
                 newest = min(newest, last, key=lambda release: release.number)
         self.inferred.append(Inference("engine", newest.label, source))
-        self.missing.append(f"--engine {self.server}@RELEASE")
+        self.missing.append(f"--engine {newest.label.partition('@')[0]}@RELEASE")
         return newest.label
 
     def logged(self) -> list[GpuSpec]:

@@ -280,6 +280,8 @@ REASONS: Final[Mapping[str, Callable[[Figures], str]]] = {
     "no_kv_memory": no_kv_memory,
     "free_memory_below_utilization": free_memory,
     "oom_loading_weights": out_of_memory("loading the weights"),
+    "oom_kv_cache": out_of_memory("allocating the KV cache"),
+    "oom_compute_buffers": out_of_memory("reserving the compute buffers of a batch"),
     "oom_profile_run": out_of_memory("in the profiling run"),
     "oom_cuda_graph_capture": out_of_memory("capturing CUDA graphs"),
     "oom_sampler_warmup": out_of_memory("warming up the sampler"),

@@ -79,7 +79,9 @@ def file_type(name: str) -> str:
     """A file type in llama-quantize's own spelling."""
     kind = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}.get(name.upper(), name.upper())
     if kind not in BASE:
-        near = [known for known in BASE if known.startswith(kind)] or get_close_matches(kind.removeprefix("UD-"), BASE, 3, 0.7)
+        near = [known for known in BASE if known.startswith(kind)] or get_close_matches(
+            kind.removeprefix("UD-"), BASE, 3, 0.7
+        )
         likely = next((known for known in near if known.endswith("_K_M")), near[0] if near else None)
         cure = f"one of {', '.join(BASE)}" if likely is None else f"did you mean {likely}?"
         raise UsageError(f"--quant {name}", "not a file type of llama-quantize", cure)

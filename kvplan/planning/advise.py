@@ -265,8 +265,8 @@ def more_ranks(request: Request) -> Knob:
 
 def more_gpus(request: Request) -> Knob:
     """More GPUs of a server that places layers on them, as --gpu counts them."""
-    if request.gpu.name == "custom":
-        return more_ranks(request.args)
+    if request.gpu.name == "custom" or request.gpu.node_gpus < 2:
+        return more_ranks(request)
     sizes = [count for count in TP_SIZES if count > request.args.tensor_parallel_size]
     return Knob([FlagChange(f"--gpu {size}x{request.gpu.name}", {"tensor_parallel_size": size}) for size in sizes])
 

@@ -48,7 +48,7 @@ class Case:
     gpu_known  True if the request's GPU is the server's; else only GPU-independent facts are reported
     args     the log's arguments; settings of which it says only that they are made have the value True
     gpu      name of the GPU in the log
-    weights, free_after_load  bytes of a rank in the log
+    weights, free_after_load, free_before_load  bytes of a rank in the log
     evidence the lines that show the cause
     total    bytes of the GPU according to the log
     """
@@ -65,6 +65,7 @@ class Case:
     gpu: str | None = None
     weights: int | None = None
     free_after_load: int | None = None
+    free_before_load: int | None = None
 
     @property
     def least_share(self) -> float | None:

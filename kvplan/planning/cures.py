@@ -21,7 +21,15 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
 from kvplan.planning.gate import FIXED_POOL, is_of_memory, passed
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import SERVERS, abilities_of, flag_of, kind_of_cause, terms_of
+from kvplan.servers.base import (
+    SERVERS,
+    abilities_of,
+    failures_of_servers,
+    flag_of,
+    kind_of_cause,
+    server_of,
+    terms_of,
+)
 from kvplan.servers.logs.failures import Figures, Size
 from kvplan.servers.plans.plan import BUDGET_ROWS, Estimate
 from kvplan.servers.plans.pool import blocks_in, largest_context
@@ -531,13 +539,38 @@ def moves(case: Case) -> Sequence[Move]:
 
 
 def cures(case: Case) -> list[Cure]:
-    """Fixes of a case, best first: each with a plan, or if none can be made, what is known without one; none for a
-    server that places layers, which has none of the flags.
-    """
+    """Fixes of a case, best first: each with a plan, or if none can be made, what is known without one."""
     if case.server in SERVERS and abilities_of(case.server).fits_context:
-        return []
+        return placed(case)[:MOST_CURES]
     results = [unchecked(case, move) for move in moves(case)] if case.request is None else planned(case, case.request)
     return passed(case, reasons(case), results[:MOST_CURES], actions(case))
+
+
+def placed(case: Case) -> list[Cure]:
+    """Fixes of a server that places layers: those with a plan that fits in the memory that was free, else its flags for
+    the buffer that failed.
+    """
+    server, helps = server_of(case.server), failures_of_servers()[case.server].helps.get(case.cause, ())
+    texts = {help.argument: help.text for help in helps}
+    if case.request is not None and case.gpu_known and helps:
+        request = with_free(case.request, case.free_before_load)
+        with suppress(KvplanError):
+            changes = [(flag, args, replace(request, args=replace(request.args, **args)))
+                       for flag, args in server.remedies(plan(request))]  # fmt: skip
+            answers = ((flag, args, next(iter(args)), plan(changed)) for flag, args, changed in changes)
+            cures = [Cure(name, args, (flag,), texts.get(name, ""), "change", answer)
+                     for flag, args, name, answer in answers if answer.fits]  # fmt: skip
+            if cures:
+                return cures
+    return [Cure(help.argument, {}, (help.flag,), help.text, help.way, None) for help in helps]
+
+
+def with_free(request: Request, free: int | None) -> Request:
+    """The request on a GPU of which so much was free before loading, with the driver's own already taken."""
+    if free is None or request.memory_in_use is not None:
+        return request
+    taken = request.gpu.total_memory - free - plan(request).estimates["context"].likely
+    return replace(request, memory_in_use=max(0, taken))
 
 
 def planned(case: Case, request: Request) -> list[Cure]:

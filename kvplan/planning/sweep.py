@@ -16,7 +16,6 @@ from kvplan.core.records import Count, Number, Size
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, lack_text, plan
 from kvplan.planning.users import num_gpus
-from kvplan.servers.plans.plan import SlotCache
 from kvplan.servers.releases import Version
 from kvplan.servers.words.arguments import EngineArgs, option_words
 
@@ -226,12 +225,8 @@ def _planned(the_plan: Plan, price: float | None) -> SweepRow:
         None if the_plan.refusal is None else the_plan.refusal.by,
         args.prefill_context_parallel_size, args.decode_context_parallel_size,
         the_plan.settings.max_num_batched_tokens, args.num_speculative_tokens,
-        *((None,) * 4 if cache is None else layers_of(the_plan, cache)),
+        *(() if cache is None else (cache.file_type, cache.gpu_layers, cache.num_layers, cache.host_experts)),
     )  # fmt: skip
-
-
-def layers_of(the_plan: Plan, cache: SlotCache) -> tuple[str, int, int, int]:
-    return the_plan.settings.dtype, cache.gpu_layers, cache.num_layers, cache.host_experts
 
 
 def _impossible(request: Request, reason: str) -> SweepRow:

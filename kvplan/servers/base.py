@@ -351,6 +351,11 @@ def parse_engine(text: str) -> "Version":
     return server.release(tuple(int(field) for field in fields), words)
 
 
+def called(name: str) -> str:
+    """What --engine calls a server; its name if it does not."""
+    return next(iter(terms_of(name).engines), name)
+
+
 def terms_of(engine: str) -> Terms:
     return readers()[name_of(engine)]().terms
 

@@ -127,7 +127,8 @@ class Version:
         if self.expert_tokens is not None:
             suffixes.append(f"+experts-{self.expert_tokens}")
         patch = "" if self.patch is None else f".{self.patch}"
-        return f"{releases_of(self.engine).called or self.engine}@{self.number[0]}.{self.number[1]}{patch}{''.join(suffixes)}"
+        name = releases_of(self.engine).called or self.engine
+        return f"{name}@{self.number[0]}.{self.number[1]}{patch}{''.join(suffixes)}"
 
     def has(self, change: str) -> bool:
         """True if this release or an earlier one of the same server has the change; False for another server's

@@ -39,6 +39,7 @@ STARTS = {
     "vllm": "vllm serve a/b --enable-lora",
     "sglang": "python -m sglang.launch_server --model-path a/b --tp 8 --enable-lora",
     "llamacpp": "llama-server --hf-repo a/b",
+    "ollama": "ollama run hf.co/a/b",
 }
 # Read together with others: drafts, which program it is, a number of ranks.
 NOT_ALONE = (
@@ -51,7 +52,7 @@ NOT_ALONE = (
     "eplb_window_size",
     "pp_layer_partition",
 )
-UNSPELLED = (("llamacpp", "quantization"),)  # the name of a file
+UNSPELLED = (("llamacpp", "quantization"), ("ollama", "quantization"))  # the name of a file
 
 
 def text_of(name: str) -> str:

@@ -285,10 +285,10 @@ def test_what_was_said_outright_wins() -> None:
 
 def test_every_variable_says_what_it_does_and_who_says_so() -> None:
     for name, variable in environment.variables().items():
-        own = {"llamacpp": "LLAMA_ARG_"}.get(variable.server, variable.server.upper())
+        own = {"llamacpp": "LLAMA_ARG_", "ollama": "OLLAMA_"}.get(variable.server, variable.server.upper())
         assert name.startswith((own, "LMCACHE_"))
         assert variable.effect
-        assert variable.source.startswith(("vLLM ", "sglang ", "llama.cpp ", "LMCache's documentation"))
+        assert variable.source.startswith(("vLLM ", "sglang ", "llama.cpp ", "Ollama ", "LMCache's documentation"))
         assert variable.until is None or variable.since < variable.until
         assert bool(variable.sets) is (variable.concerns is None)
 

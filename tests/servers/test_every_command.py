@@ -195,6 +195,16 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "fit_target": ("2048", DENSE, CONTEXT),
         "fit_ctx": ("2048", DENSE, {}),
     },
+    "ollama": {
+        "max_model_len": ("4096", DENSE, {}),
+        "max_num_seqs": ("2", DENSE, CONTEXT),
+        "max_num_batched_tokens": ("256", DENSE, CONTEXT),
+        "quantization": ("Q8_0", DENSE, CONTEXT),
+        "gpu_layers": ("20", DENSE, CONTEXT),
+        "main_gpu": ("0", DENSE, CONTEXT),
+        "cache_type_k": ("q8_0", DENSE, CONTEXT),
+        "flash_attn": ("off", DENSE, CONTEXT),
+    },
 }  # fmt: skip
 CASES = [(server, name) for server in SERVERS for name in PLANTED[server]]
 FIGURES = ("memory", "kv", "concurrency", "host", "encoder", "fits")
@@ -210,6 +220,7 @@ def command(server: str, model: str, arguments: Said) -> str:
         "vllm": ["vllm", "serve", model],
         "sglang": ["python", "-m", "sglang.launch_server", "--model", model],
         "llamacpp": ["llama-server", "--hf-repo", f"{model}:{arguments.get('quantization', '')}".removesuffix(":")],
+        "ollama": ["ollama", "run", f"hf.co/{model}:{arguments.get('quantization', '')}".removesuffix(":")],
     }[server]
     for name, value in arguments.items():
         flag = flags_of(server).get(name)
@@ -218,7 +229,7 @@ def command(server: str, model: str, arguments: Said) -> str:
         if name in ("pp_layer_partition", "lmcache_max_local_cpu_size"):
             prefix = "LMCACHE" if name.startswith("lmcache") else server.upper()
             front.append(f"{prefix}_{name.removeprefix('lmcache_').upper()}={value}")
-        elif server == "llamacpp" and name == "quantization":
+        elif server in ("llamacpp", "ollama") and name == "quantization":
             pass
         elif name == "usage":
             start = ["vllm", "bench", "throughput", "--model", model]

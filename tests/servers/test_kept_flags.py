@@ -19,6 +19,7 @@ SERVED = {
     "vllm": "vllm serve Qwen/Qwen3-8B --max-model-len 8192",
     "sglang": "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --context-length 8192",
     "llamacpp": "llama-server --hf-repo Qwen/Qwen3-8B-GGUF:Q4_K_M --ctx-size 8192",
+    "ollama": "ollama run qwen3:8b --num-ctx 8192",
 }
 
 
@@ -29,7 +30,7 @@ def printed(run: Run, text: str) -> str:
     return command
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", PARSERS.keys() & SERVERS.keys())
 def test_the_newest_release_takes_every_flag_that_is_repeated(server: str) -> None:
     _, others = server_of(server).pasted().flags
     repeated = [name for name, other in others.items() if other.is_kept and (other.usual or not other.is_refused)]

@@ -27,7 +27,7 @@ NAMED = {
     "simulate/radix.py": 2,  # its source
     "sizing/weights.py": 2,  # sources
 }
-FOLDERS = tuple(f"kvplan.servers.{name}" for name in ("vllm", "sglang", "llamacpp", "bundled"))
+FOLDERS = tuple(f"kvplan.servers.{name}" for name in ("vllm", "sglang", "llamacpp", "ollama", "bundled"))
 # Files that import the bundled engine's rules, which are the arithmetic of our own runs.
 OWN_ENGINE = {
     "cli/reconcile_own.py": "a log of the bundled engine beside its prediction",

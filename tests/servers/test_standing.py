@@ -17,6 +17,7 @@ import pytest
 from kvplan.asked.pasted import parse
 from kvplan.servers.base import SERVERS, abilities_of, server_of, terms_of
 from kvplan.servers.llamacpp import command as llamacpp_command
+from kvplan.servers.ollama import command as ollama_command
 from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.vllm import command as vllm_command
 from kvplan.servers.vllm.arguments import OTHERS as VLLM_OTHERS
@@ -97,9 +98,10 @@ def test_no_argument_that_a_scheduler_reads_is_missing(facts: dict[str, Any]) ->
 
 
 MODELS = {
-    "vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path", "llamacpp": "llama-server --hf-repo"
+    "vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path", "llamacpp": "llama-server --hf-repo",
+    "ollama": "ollama run --model",
 }  # fmt: skip
-READERS = {"vllm": vllm_command, "sglang": sglang_command, "llamacpp": llamacpp_command}
+READERS = {"vllm": vllm_command, "sglang": sglang_command, "llamacpp": llamacpp_command, "ollama": ollama_command}
 SIMULATED = [server for server in SERVERS if abilities_of(server).simulated]
 VALUES = {"retraction_policy": "priority", "schedule_policy": "lpm", "scheduling_policy": "priority"}
 
@@ -161,7 +163,7 @@ def test_a_refused_flag_is_refused_and_no_other_is(run: Run, server: str) -> Non
             ran = run("estimate", "--gpu", "h100-80g", "--ctx", "8k", "--from-command", pasted)
             assert (ran.code, "not modeled" in ran.err) == (2, True), flag
             continue
-        between = " " if server == "llamacpp" else "="
+        between = " " if server in ("llamacpp", "ollama") else "="
         command = parse(f"{start} {flag if reader.is_switch(name) else f'{flag}{between}zz'}")
         assert (list(command.refused) == [flag]) == (standing == "refused"), flag
         assert command.unknown == [], flag

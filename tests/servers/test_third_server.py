@@ -86,7 +86,10 @@ def test_its_own_words_are_printed(run: Run) -> None:
 
 
 def test_an_unknown_engine_is_told_of_it(run: Run) -> None:
-    assert "use vllm, vllm@VERSION, sglang, llama.cpp or acme" in run("estimate", "llama-3.1-8b", "--engine", "tgi").err
+    assert (
+        "use vllm, vllm@VERSION, sglang, llama.cpp, ollama or acme"
+        in run("estimate", "llama-3.1-8b", "--engine", "tgi").err
+    )
 
 
 @pytest.mark.parametrize("form", get_args(Format))
@@ -175,7 +178,7 @@ def test_its_log_is_shown_in_none_of_anothers_words(run: Run, tmp_path: Path, fo
 
 def test_its_log_is_refused_where_it_says_nothing(run: Run, tmp_path: Path) -> None:
     ran = run("reconcile", "--log", logged(tmp_path, "nothing\n"), "--model", "llama-3.1-8b")
-    refusal = "holds no line that vLLM, SGLang, Acme or kvplan's engine writes at start-up"
+    refusal = "holds no line that vLLM, SGLang, llama.cpp, Acme or kvplan's engine writes at start-up"
     assert (ran.code, refusal in ran.err) == (2, True)
 
 

@@ -95,7 +95,7 @@ def parse(words: list[str]) -> ServeCommand:
             elif name != "hf_file":
                 _take(command, name, value, word)
     faults.refuse()
-    _name_model(command, file, repository)
+    name_model(command, file, repository)
     return command
 
 
@@ -153,7 +153,8 @@ def _take_argument(command: ServeCommand, argument: str, value: str | None, opti
         return  # the default
     if argument == "gpu_layers" and re.fullmatch(r"-\d+", text):
         text = "all"
-    command.args[argument] = _value(argument, text, option)
+    if (parsed := _value(argument, text, option)) is not None:
+        command.args[argument] = parsed
 
 
 def _value(argument: str, text: str, option: str) -> Any:
@@ -163,7 +164,7 @@ def _value(argument: str, text: str, option: str) -> Any:
     return read_argument(argument, text, option)
 
 
-def _name_model(command: ServeCommand, file: str | None, repository: str | None) -> None:
+def name_model(command: ServeCommand, file: str | None, repository: str | None) -> None:
     """The model of a file that is here, else the one that a file's or repository's name says, with a note."""
     if file is not None and re.search(r"(?i)-GGUF$|:\w+$", file) and not exists(file):
         file, repository = None, file  # as MODEL of an option

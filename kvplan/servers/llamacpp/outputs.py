@@ -1,17 +1,51 @@
-"""What llama.cpp prints: how it says that memory is short. Its logs' figures and metrics are not read yet."""
+"""What llama.cpp prints: its log, how it says that memory is short and which flags help, its metrics."""
 
-from kvplan.servers.logs import rows
-from kvplan.servers.logs.failures import Failures, Wording
-from kvplan.servers.logs.log import Logs
+from typing import Final
 
-SOURCE = "llama.cpp 0.5.0 ggml/src/ggml-cuda/ggml-cuda.cu, common/fit.cpp"
-failures = Failures(
-    wordings=(Wording("oom_loading_weights", "unable to allocate CUDA0 buffer", "0.5.0", SOURCE, phase="load"),),
+from kvplan.servers.llamacpp.log import LOGS as logs
+from kvplan.servers.llamacpp.metrics import METRICS as metrics
+from kvplan.servers.logs.failures import Cause, Failures, Help, Phase, Wording
+
+__all__ = ["bench", "failures", "logs", "metrics"]
+SOURCE: Final = "llama.cpp 0c1e57098 src/llama-model.cpp, llama-kv-cache.cpp, llama-context.cpp, ggml-alloc.c"
+TRIED: Final = (r"buffer of size <tried_bytes>[a-z]", r"allocating <tried_bytes> on device")
+
+
+def _row(cause: Cause, phrase: str, phase: Phase, unless: str = "") -> Wording:
+    return Wording(cause, phrase, "b1-0.5.0", SOURCE, TRIED, unless=unless, phase=phase)
+
+
+LAYERS: Final = Help("gpu_layers", "-ngl", "lower", "layers that stay on the host are slower")
+EXPERTS: Final = Help(
+    "n_cpu_moe", "--n-cpu-moe", "raise", "in a mixture of experts: those of the first layers stay on the host"
+)
+CONTEXT: Final = Help("max_model_len", "-c", "lower", "the cache is allocated whole at the start")
+CACHE: Final = Help("cache_type_k", "-ctk q8_0 -ctv q8_0", "change", "half of the cache; prompts copy a layer's to f16")
+BATCH: Final = Help("micro_batch_size", "-ub", "lower", "the graph of fewer tokens takes less memory")
+TYPE: Final = Help("quantization", "a smaller file type", "change", "its weights are smaller")
+failures: Final = Failures(
+    wordings=(
+        _row("oom_loading_weights", "error loading model: unable to allocate", "load"),
+        _row("oom_kv_cache", "failed to allocate buffer for kv cache", "pool"),
+        _row("oom_kv_cache", "failed to allocate buffer for rs cache", "pool"),
+        _row("oom_kv_cache", "llama_kv_cache_init() failed for self-attention cache", "pool"),
+        _row("oom_compute_buffers", "failed to allocate compute", "profile", unless="retrying without pipeline"),
+        _row("oom_runtime", "kIOGPUCommandBufferCallbackErrorOutOfMemory", "serving"),
+    ),
     frames=(),
-    marks=(("llama_model_loader: loaded meta data", "load"),),
-    ready=("server is listening on",),
+    marks=(
+        ("llama_model_loader: loaded meta data", "load"),
+        ("llama_context: constructing llama_context", "pool"),
+        ("sched_reserve: reserving", "profile"),
+    ),
+    ready=(
+        "server is listening on",
+        "load_model: initializing, n_slots",
+        "llama-server started in",
+        "llama runner started in",
+    ),
     starts=("llama_model_loader: loaded meta data",),
-    parts={},
+    parts={"serving": ("oom_runtime", "serving")},
     files=(
         "llama-server",
         "llama.cpp",
@@ -20,9 +54,15 @@ failures = Failures(
         "llama_init_from_model",
         "llama_model_load",
         "llama_kv_cache",
+        "llm_load_tensors",
+        "llama_new_context_with_model",
     ),
     own_marks=True,
+    helps={
+        "oom_loading_weights": (EXPERTS, TYPE, LAYERS),
+        "oom_kv_cache": (CACHE, CONTEXT, LAYERS),
+        "oom_compute_buffers": (BATCH, CONTEXT, EXPERTS, LAYERS),
+        "oom_runtime": (CONTEXT, LAYERS),
+    },
 )
-logs = Logs((), rows.plain_figures, rows.plain, commands=("llama-server ",))
-metrics = None
 bench = None

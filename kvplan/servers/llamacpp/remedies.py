@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from kvplan.models.gguf_model import gguf_of
 from kvplan.servers.llamacpp import asked
 from kvplan.servers.llamacpp.inversions import fewest_host_experts, longest_context, most_layers, room
-from kvplan.servers.llamacpp.measure import Server
-from kvplan.servers.llamacpp.size import TYPES, Started, in_use, started
+from kvplan.servers.llamacpp.size import Started, in_use, smaller_type, started
 from kvplan.servers.plans.plan import Plan
 from kvplan.servers.words.arguments import EngineArgs, flags_of
 
@@ -49,23 +47,11 @@ def _changes(run: Started, args: EngineArgs) -> Iterator[dict[str, Any]]:
     small = replace(stated, cache_k=SMALL_CACHE.upper(), cache_v=SMALL_CACHE.upper())
     if "F" in stated.cache_k and stated.flash != "off" and room(server, small, margin) >= 0:
         yield {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE}
-    if kind := _smaller_type(run, margin):
-        yield {"quantization": kind}
+    if (file := smaller_type(run, stated)) is not None:
+        yield {"quantization": file.label}
     longest = longest_context(server, stated, margin)
     if longest is not None and longest < context.total:
         yield {"max_model_len": longest}
     layers = most_layers(server, stated, margin)
     if layers is not None and layers <= server.shape.num_blocks:
         yield {"gpu_layers": layers}
-
-
-def _smaller_type(run: Started, margin: int) -> str | None:
-    """The largest smaller type of a file with which everything that is on the GPUs stays there."""
-    model, devices = run.model, run.server.devices
-    if model.mixed_by == "file" or model.label not in TYPES:
-        return None
-    stated = replace(run.stated, ctx=run.measured.context.total, fit=False)
-    smaller = TYPES[TYPES.index(model.label) + 1 :]
-    return next(
-        (kind for kind in smaller if room(Server(gguf_of(model.spec, kind), devices), stated, margin) >= 0), None
-    )

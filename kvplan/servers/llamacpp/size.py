@@ -247,20 +247,26 @@ def next_type(run: Started) -> str:
     """The largest smaller type of a file with which everything is on the GPUs; empty: it is, none does, or layers or
     experts are placed by the user.
     """
-    model, own, context = run.model, run.own, run.measured.context
+    own, context = run.own, run.measured.context
     if run.stated.gpu_layers is not None or run.stated.overrides:
         return ""
     whole = run.measured.placement.gpu_layers > run.server.shape.num_blocks and len(own.overrides) == 0
-    if (whole and run.obstacle is None) or model.mixed_by == "file" or model.label not in TYPES:
+    if whole and run.obstacle is None:
         return ""
-    free = sum(device.free for device in run.server.devices)
     plain = replace(run.stated, ctx=context.total, gpu_layers=None, overrides=())
-    for kind in TYPES[TYPES.index(model.label) + 1 :]:
-        file = gguf_of(model.spec, kind)
-        if file.total_bytes < free and room(Server(file, run.server.devices), plain, own.fit_target[0]) >= 0:
-            layers = f"all {run.server.shape.num_blocks + 1} layers on GPUs at {context.total:,} tokens"
-            return f"--quant {kind} ({format_gib(file.total_bytes)}) keeps {layers}"
-    return ""
+    if (file := smaller_type(run, plain)) is None:
+        return ""
+    layers = f"all {run.server.shape.num_blocks + 1} layers on GPUs at {context.total:,} tokens"
+    return f"--quant {file.label} ({format_gib(file.total_bytes)}) keeps {layers}"
+
+
+def smaller_type(run: Started, settings: Own) -> GGUFModel | None:
+    """The largest file of a smaller type with which these settings leave each GPU what --fit would."""
+    model, margin = run.model, run.own.fit_target[0]
+    if model.mixed_by == "file" or model.label not in TYPES:
+        return None
+    files = (gguf_of(model.spec, kind) for kind in TYPES[TYPES.index(model.label) + 1 :])
+    return next((file for file in files if room(Server(file, run.server.devices), settings, margin) >= 0), None)
 
 
 def notes(run: Started) -> list[str]:
@@ -277,8 +283,8 @@ def notes(run: Started) -> list[str]:
         texts.append(f"--fit chose {chosen(run)}, which leaves {own.fit_target[0] // MIB:,} MiB of each GPU free")
     if 0 <= (left := room(run.server, own)) < growth()[1] and run.obstacle is None:
         texts.append(
-            f"only {left // MIB:,} MiB of a GPU stay free, and cuBLAS and kernels took {growth()[1] // MIB} after a load; "
-            "a smaller --ctx-size is safer"
+            f"only {left // MIB:,} MiB of a GPU stay free, and cuBLAS and kernels took {growth()[1] // MIB} after a "
+            "load; a smaller --ctx-size is safer"
         )
     if smaller := next_type(run):
         texts.append(smaller)

@@ -20,6 +20,8 @@ Cause = Literal[
     "free_memory_below_utilization",
     "oom_loading_weights",
     "oom_profile_run",
+    "oom_kv_cache",
+    "oom_compute_buffers",
     "oom_cuda_graph_capture",
     "oom_sampler_warmup",
     "oom_runtime",
@@ -79,7 +81,7 @@ MEMORY_CAUSES: Final[frozenset[Cause]] = frozenset(
         "kv_too_small_for_max_len", "no_kv_memory", "free_memory_below_utilization", "oom_loading_weights",
         "oom_profile_run", "oom_cuda_graph_capture", "oom_sampler_warmup", "oom_runtime", "encoder_cache_too_small",
         "mamba_blocks_below_max_num_seqs", "host_memory_or_shm", "sglang_not_enough_memory", "sglang_oom_prefill",
-        "sglang_oom_decode_retract", "sglang_cuda_graph_failed", "lora_memory",
+        "sglang_oom_decode_retract", "sglang_cuda_graph_failed", "lora_memory", "oom_kv_cache", "oom_compute_buffers",
     }
 )  # fmt: skip
 
@@ -252,6 +254,18 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Help:
+    """A change that helps where memory is short, in a server that places layers: the argument, its flag as written,
+    the direction, and what it does.
+    """
+
+    argument: str
+    flag: str
+    way: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failures:
     """A server's failure messages, and the causes that only it has.
 
@@ -277,6 +291,7 @@ class Failures:
     finished   the last lines of an offline run
     frontend   names, in a line's prefix, of the code that reads requests
     modules    parts of paths that only its own files have
+    helps      cause -> the changes that help, in a server that places layers
     """
 
     wordings: tuple[Wording, ...]
@@ -303,6 +318,7 @@ class Failures:
     finished: tuple[str, ...] = ()
     frontend: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    helps: Mapping[str, tuple[Help, ...]] = field(default_factory=dict)
 
 
 # Phases that a frame table names as their cause.

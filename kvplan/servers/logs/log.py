@@ -80,6 +80,27 @@ FACTS: Final[dict[str, str]] = {
     "engine_device": r"cpu|cuda(?::[0-9]{1,3})?",
     "backend": "torch|triton",
     "simulated": r"[a-z][a-z0-9.@+]{1,60}",
+    # of a server that logs each buffer in MiB, with its place
+    "place": r"[A-Za-z][A-Za-z0-9]{1,15}(?:_[A-Za-z0-9]{1,15}){0,2}",
+    **dict.fromkeys(
+        (
+            "weights_mib",
+            "cache_mib",
+            "compute_mib",
+            "free_mib",
+            "weights_now_mib",
+            "cache_now_mib",
+            "compute_now_mib",
+            "outside_mib",
+        ),
+        SIZE,
+    ),
+    **dict.fromkeys(("layers_on_gpu", "layers", "micro_batch", "outputs"), COUNT),
+    "unified": "true|false",
+    "flash": "enabled|disabled|auto|[01]",
+    **dict.fromkeys(("k_type", "v_type"), "[a-z0-9_]{2,8}"),
+    "model_name": r"[^\r\n]{1,200}?",
+    "file_type": r"[A-Za-z0-9_ -]{2,40}?",
     "version": r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,60}",
     "model": r"[^\s'\",]{1,300}",
     "gpu": r"[A-Za-z0-9][A-Za-z0-9_. -]{2,60}?",
@@ -286,6 +307,10 @@ NOT_ASKED: Final = (
 )  # fmt: skip
 
 
+def plain_model(log: ServerLog) -> str | None:
+    return log.model
+
+
 def plain_engine(log: ServerLog) -> str | None:
     """The server's name, which stands for its newest rules."""
     return log.engine
@@ -348,6 +373,7 @@ class Logs:
     engine       its release as --engine takes it, or None if the log names none
     label        the same as shown in a comparison
     names        its name of an argument in a list -> the argument's
+    model        the model that was served, as --model takes it, or None
     flags        engine arguments, as text: requested values, else the resolved ones it logs
     command      parses a command's words: (flags as in its lists, flags whose effect is not sized)
     words        builds its command from an argument list after its opening; opening: that opening
@@ -373,6 +399,7 @@ class Logs:
     engine: Callable[[ServerLog], str | None] = plain_engine
     label: Callable[[ServerLog, Request], str] = plain_label
     names: Mapping[str, str] = field(default_factory=dict)
+    model: Callable[[ServerLog], str | None] = plain_model
     flags: Callable[[ServerLog], dict[str, str]] = plain_flags
     command: Callable[[Sequence[str]], tuple[dict[str, str], list[str]]] = no_command
     opening: str = ""

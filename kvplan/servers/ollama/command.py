@@ -1,6 +1,6 @@
 """What people paste of Ollama: `ollama run MODEL`, `ollama serve` with its variables, a Modelfile, `ollama show`.
 
-Source: Ollama fb30760 cmd/cmd.go, parser/parser.go.
+Source: Ollama fb30760 cmd/cmd.go, parser/parser.go, envconfig/config.go.
 """
 
 import re
@@ -12,36 +12,42 @@ from kvplan.core.files import exists, printable
 from kvplan.models import catalog
 from kvplan.servers.base import Starts
 from kvplan.servers.llamacpp import command as below
-from kvplan.servers.ollama.flags import FLAGS, PARAMETERS
-from kvplan.servers.ollama.variables import VARIABLES
+from kvplan.servers.ollama.changes import RELEASES, SOURCE
+from kvplan.servers.ollama.flags import FLAGS, PARAMETERS, VARIABLES
 from kvplan.servers.words.argument_values import read_argument
 from kvplan.servers.words.arguments import ARGUMENTS, spellings
-from kvplan.servers.words.command import Note, Other, ServeCommand, Started, flag_text, literal, take_other, take_unknown
+from kvplan.servers.words.command import Note, ServeCommand, Started, Variable, literal, take_other, take_unknown
 from kvplan.servers.words.standing import others
 
-NAMES: Final = {name: argument for name, argument in spellings("ollama").items()}
-OTHERS: Final[Mapping[str, Other]] = others(
+NAMES: Final = spellings("ollama")
+OTHERS: Final = others(
     "ollama",
     {"one conversation": "verbose! insecure! nowordwrap! hidethinking! think format dimensions truncate! keepalive"},
-    {"kvplan sizes GGUF files in llama-server; remove it": "experimental! experimental_yolo! experimental_websearch!"},
+    {"kvplan sizes GGUF files in llama-server; remove it": "experimental!"},
     {},
 )
-VERBS: Final = ("run", "serve", "start")
 IMAGE: Final = re.compile(r"(?:[\w.:-]+/)*ollama/ollama(?::[\w.-]+)?(?:@sha256:[0-9a-f]+)?")
 _TYPE: Final = re.compile(r"(?i)^(?:fp16|f16|bf16|mxfp4|i?q\d\w*)$")
-SUFFIXES: Final = ("", "-instruct")
+_LIBRARY: Final = r"^(?:https?://)?(?:registry\.ollama\.ai/library|ollama\.com/library|library)/"
 flags = {"the model": "model"}, OTHERS
-variables = VARIABLES
+scheduling = below.scheduling
+variables: Mapping[str, Variable] = {
+    name: Variable("ollama", argument, kind, f"as --{argument.replace('_', '-')}", SOURCE, RELEASES.oldest)
+    for name, (argument, kind) in VARIABLES.items()
+} | {
+    "OLLAMA_GPU_OVERHEAD": Variable(
+        "ollama", "", "size", "keeps memory of each GPU free", SOURCE, RELEASES.oldest, concerns=lambda spec, args: True
+    )
+}  # fmt: skip
 
 
 def start(words: list[str]) -> Started | None:
     """`ollama run MODEL`, `ollama serve`, or its image, which serves; None if a command does not start it."""
-    for index, word in enumerate(words):
-        following = words[index + 1 :]
-        if word.rpartition("/")[2] in ("ollama", "ollama.exe") and following[:1] and following[0] in VERBS:
-            return Started(following[1:])
+    for index, (word, following) in enumerate(zip(words, [*words[1:], ""], strict=True)):
+        if word.rpartition("/")[2] in ("ollama", "ollama.exe") and following in ("run", "serve", "start"):
+            return Started(words[index + 2 :])
         if IMAGE.fullmatch(word) and "run" in words[:index]:
-            return Started(following)
+            return Started(words[index + 1 :])
     return None
 
 
@@ -51,83 +57,67 @@ def is_switch(name: str) -> bool:
 
 def parse(words: list[str]) -> ServeCommand:
     """Parse the words after `ollama run`, or those that `reading` makes of a text."""
-    command, index = ServeCommand(engine="ollama"), 0
-    while index < len(words):
-        word = words[index]
-        index += 1
+    command, following = ServeCommand(engine="ollama"), iter(words)
+    for word in following:
         if not word.startswith("--"):
             if command.model is None:  # what follows is the prompt
                 name_model(command, literal(word, "the model"))
             continue
-        flag, equals, value = word.partition("=")
+        flag, _, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
-        stated = [value] if equals else []
-        if not equals and not is_switch(name) and index < len(words) and not words[index].startswith("--"):
-            stated, index = [words[index]], index + 1
-        if name == "model" and stated:
-            name_model(command, literal(stated[0], "the model"))
-        elif name in NAMES and stated:
-            take(command, NAMES[name], stated[0], f"--from-command {flag_text(word)}")
+        value = value or ("" if is_switch(name) else next(following, ""))
+        if name == "model":
+            name_model(command, literal(value, "the model"))
+        elif name in NAMES:
+            argument = NAMES[name]
+            text = (FLAGS[argument].values or {}).get(value, value)
+            command.args[argument] = read_argument(argument, text, f"--from-command {flag}")
         elif name in OTHERS:
-            take_other(command, flag, OTHERS[name], stated)
+            take_other(command, flag, OTHERS[name], [value] if value else [])
         else:
             take_unknown(command, flag)
     return command
 
 
-def take(command: ServeCommand, argument: str, text: str, option: str) -> None:
-    value = read_argument(argument, (FLAGS[argument].values or {}).get(text, text), option)
-    if value is not None:
-        command.args[argument] = value
-
-
 def name_model(command: ServeCommand, text: str) -> None:
     """The model of a file, of a repository of the Hub, or of a name in Ollama's library."""
-    name = re.sub(r"^(?:https?://)?(?:registry\.ollama\.ai/library|ollama\.com/library|library)/", "", text)
+    name = re.sub(_LIBRARY, "", text)
     hub = re.sub(r"^(?:https?://)?(?:hf\.co|huggingface\.co)/", "", name)
-    if hub != name or name.endswith(".gguf") or exists(name):
-        found = below.parse(["--model" if name.endswith(".gguf") or exists(name) else "--hf-repo", hub])
-        command.model, command.args, command.notes = found.model, {**found.args, **command.args}, found.notes
+    is_file = name.endswith(".gguf") or exists(name)
+    if hub != name or is_file:
+        file = below.parse(["--model" if is_file else "--hf-repo", hub])
+        command.model, command.args, command.notes = file.model, {**file.args, **command.args}, file.notes
         return
     base, _, tag = name.partition(":")
     kind = next((part for part in re.split("-(?=[^-]*$)", tag) if _TYPE.match(part)), None)
-    size = tag.removesuffix(kind or "").strip("-")
-    known = next(catalog_names(base, size), None)
-    command.model = known or name
-    if known is None:
-        if re.fullmatch(r"[\w.-]+(?::[\w.-]+)?", name) and catalog.find(name) is None:
-            raise unknown(name, size)
+    size = re.sub(r"-(?:instruct|chat|it)$", "", tag.removesuffix(kind or "").strip("-"))
+    command.model = next(catalog_names(base, size), name if "/" in name else None)
+    if command.model is None:
+        raise unknown(name, size)
+    if command.model == name:
         return
     if kind is not None:
         command.args.setdefault("quantization", {"FP16": "F16"}.get(kind.upper(), kind.upper()))
-    text = f"{printable(name, 80)}: sized as {known}; Ollama's own mix of types may differ: name the file for its own"
-    command.notes.append(Note(text))
+    mix = "Ollama's own mix of types may differ: name the file for its own"
+    command.notes.append(Note(f"{printable(name, 80)}: sized as {command.model}; {mix}"))
 
 
 def catalog_names(base: str, size: str) -> Iterator[str]:
-    """The catalog's models that a name of the library may stand for: "llama3.1" and "8b-instruct"."""
-    plain = size.removesuffix("-instruct").removesuffix("-chat").removesuffix("-it")
-    bases = [base, re.sub(r"^([a-z]+)(?=\d)", r"\1-", base), base.replace("-r1", "-r1-0528-qwen3"),
-             base.replace("-r1", "-r1-distill-qwen"),
-             base.replace("-r1", "-r1-distill-llama")]  # fmt: skip
-    for name in dict.fromkeys(bases):
-        for suffix in SUFFIXES:
-            known = catalog.find(f"{name}-{plain}{suffix}" if plain else f"{name}{suffix}")
-            if known is not None:
-                yield known
+    """The catalog's models that a name of the library may stand for: "llama3.1" and "8b"."""
+    kinds = ("-r1", "-r1-0528-qwen3", "-r1-distill-qwen", "-r1-distill-llama")  # of deepseek-r1, by size
+    bases = [base, re.sub(r"^([a-z]+)(?=\d)", r"\1-", base), *(base.replace("-r1", kind) for kind in kinds)]
+    for name in dict.fromkeys(f"{own}-{size}{suffix}".strip("-") for own in bases for suffix in ("", "-instruct")):
+        if (known := catalog.find(name)) is not None:
+            yield known
 
 
 def unknown(name: str, size: str) -> UsageError:
-    if not size or size == "latest":
-        base = name.partition(":")[0]
-        return UsageError(f"model {printable(name, 80)!r}", "names no size", f"write the tag: {base}:8b")
-    if name.endswith("cloud"):
-        return UsageError(f"model {printable(name, 80)!r}", "runs in Ollama's cloud", "nothing of it is loaded here")
-    cure = "name the model (`kvplan models`), its file, or hf.co/OWNER/NAME-GGUF"
-    return UsageError(f"model {printable(name, 80)!r}", "is of Ollama's library, and not in the catalog", cure)
-
-
-# --- texts that are no commands ---------------------------------------------------------------------------------------
+    problem, cure = "is of Ollama's library, and not in the catalog", "name its file, or hf.co/OWNER/NAME-GGUF"
+    if size in ("", "latest"):
+        problem, cure = "names no size", f"write the tag: {name.partition(':')[0]}:8b"
+    elif name.endswith("cloud"):
+        problem, cure = "runs in Ollama's cloud", "nothing of it is loaded here"
+    return UsageError(f"model {printable(name, 80)!r}", problem, cure)
 
 
 def reading(text: str) -> list[str] | None:
@@ -137,13 +127,12 @@ def reading(text: str) -> list[str] | None:
         if re.search(r"(?mi)^[ \t]*ADAPTER\b", text):
             raise UsageError("Modelfile: ADAPTER", "kvplan does not read adapters of llama.cpp", "remove the line")
         return ["--model", source[1], *parameters(re.findall(r"(?mi)^[ \t]*PARAMETER[ \t]+(\w+)[ \t]+(\S+)", text))]
-    if re.search(r"(?m)^[ \t]*quantization[ \t]+\S+", text) and re.search(r"(?m)^[ \t]*architecture[ \t]+\S+", text):
-        model = re.search(r"\bollama show (?:--?\w+ )*([\w./:-]+)", text)
-        kind = re.search(r"(?m)^[ \t]*quantization[ \t]+(\S+)", text)
-        words = parameters(re.findall(r"(?m)^[ \t]*(\w+)[ \t]+(\S+)[ \t]*$", text))
-        named = ["--model", model[1]] if model else []
-        return [*named, *(["--quant", kind[1]] if kind else []), *words]
-    return None
+    kind = re.search(r"(?m)^[ \t]*quantization[ \t]+(\S+)", text)
+    if kind is None or not re.search(r"(?m)^[ \t]*architecture[ \t]+\S+", text):
+        return None
+    model = re.search(r"\bollama show (?:--?\w+ )*([\w./:-]+)", text)
+    stated = parameters(re.findall(r"(?m)^[ \t]*(\w+)[ \t]+(\S+)[ \t]*$", text))
+    return [*(["--model", model[1]] if model else []), "--quant", kind[1], *stated]
 
 
 def parameters(pairs: list[tuple[str, str]]) -> list[str]:
@@ -157,10 +146,6 @@ def read_pair(text: str) -> tuple[str, Any] | None:
     if not equals or name in ARGUMENTS or name not in NAMES:
         return None
     return NAMES[name], read_argument(NAMES[name], value.strip(), f"--engine-arg {printable(key, 60)}")
-
-
-def scheduling() -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:
-    return {}, {}, {}
 
 
 starts = Starts(("ollama", "run"), "model", False, ("Ollama", ("ollama",)), {}, ("ollama",), reading=reading)

@@ -1,8 +1,7 @@
-"""The command that starts exactly the planned Ollama server: its variables; a model's parameters are its Modelfile's."""
+"""The command that starts the planned Ollama server, with its variables; parameters of a model are its Modelfile's."""
 
-from kvplan.servers.ollama.variables import ARGUMENTS
+from kvplan.servers.ollama.flags import VARIABLES
 from kvplan.servers.plans.plan import Plan
-from kvplan.servers.words.arguments import DEFAULTS
 
 program = ("ollama", "serve")
 image = "ollama/ollama:{release}"
@@ -11,8 +10,7 @@ worker = 0
 
 
 def words(plan: Plan) -> list[str]:
-    args = plan.request.args
-    stated = {name: value for name in DEFAULTS if (value := getattr(args, name)) not in (DEFAULTS[name], "auto")}
-    variables = [f"{name}={stated[argument]}" for name, (argument, _) in ARGUMENTS.items() if argument in stated]
-    return [*(word.replace("FLASH_ATTENTION=on", "FLASH_ATTENTION=1").replace("=off", "=0") for word in variables),
-            *program]  # fmt: skip
+    values = {name: getattr(plan.request.args, argument) for name, (argument, _) in VARIABLES.items()}
+    texts = {"on": "1", "off": "0"}
+    stated = {name: texts.get(value, value) for name, value in values.items() if value not in (None, "auto")}
+    return [*(f"{name}={value}" for name, value in stated.items()), *program]

@@ -49,7 +49,7 @@ terms: Terms = replace(
     },
     sources=replace(started_server.terms.sources, arguments=SOURCE, described="{label} by Ollama's source"),
 )
-abilities: Abilities = replace(started_server.abilities)
+abilities: Abilities = started_server.abilities
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
@@ -76,26 +76,21 @@ def size(request: "Request") -> "Sized":
     asked.check(request)
     below = rules.started(request)
     result = started_server.size(below)
-    note = f"Ollama starts llama-server {flags_text(below.args)}"
-    if request.args.max_num_batched_tokens is None:
-        note += "; where it predicts little room, a smaller -b"
     own = replace(result.settings, version=request.release)
-    return replace(result, settings=own, notes=(note, *unset(request.args), *result.notes))
+    return replace(result, settings=own, notes=(*notes(request.args, below.args), *result.notes))
 
 
-def flags_text(args: EngineArgs) -> str:
-    """The flags that Ollama passes on."""
-    layers = "" if args.gpu_layers is None else f" -ngl {args.gpu_layers}"
-    kind = "" if args.cache_type_k is None else f" -ctk {args.cache_type_k} -ctv {args.cache_type_k}"
-    batch = args.max_num_batched_tokens
-    return f"-c {args.max_model_len} -np {args.max_num_seqs} -b {batch} -ub {batch}{layers}{kind}"
-
-
-def unset(args: EngineArgs) -> list[str]:
-    """A note on what no variable of `ollama serve` sets."""
+def notes(args: EngineArgs, below: EngineArgs) -> tuple[str, ...]:
+    """What Ollama passes on, and what no variable of `ollama serve` sets."""
+    batch, kind = below.max_num_batched_tokens, args.cache_type_k
+    flags = f"-c {below.max_model_len} -np {below.max_num_seqs} -b {batch} -ub {batch}"
+    flags += f" -ctk {kind} -ctv {kind}" if kind else ""
+    flags += "" if args.gpu_layers is None else f" -ngl {args.gpu_layers}"
+    less = "" if args.max_num_batched_tokens else "; where it predicts little room, a smaller -b"
     stated = {"num_gpu": args.gpu_layers, "num_batch": args.max_num_batched_tokens, "main_gpu": args.main_gpu}
-    lines = [f"PARAMETER {name} {value}" for name, value in stated.items() if value is not None]
-    return [f"no variable sets it: write `{'` and `'.join(lines)}` in the model's Modelfile"] if lines else []
+    lines = [f"`PARAMETER {name} {value}`" for name, value in stated.items() if value is not None]
+    unset = f"no variable sets it: write {' and '.join(lines)} in the model's Modelfile"
+    return (f"Ollama starts llama-server {flags}{less}", *([unset] if lines else []))
 
 
 def remedies(plan: "Plan") -> "Iterable[tuple[str, dict[str, Any]]]":
@@ -106,13 +101,13 @@ def remedies(plan: "Plan") -> "Iterable[tuple[str, dict[str, Any]]]":
 
 
 def outputs() -> "Outputs":
-    from kvplan.servers.ollama import outputs  # only loaded if a text of the server is read
+    from kvplan.servers.ollama import outputs
 
     return outputs
 
 
 def pasted() -> "Pasted":
-    from kvplan.servers.ollama import command  # only loaded if a command is read
+    from kvplan.servers.ollama import command
 
     return command
 

@@ -245,7 +245,9 @@ class EngineArgs:
     max_num_seqs: int | None = argument(
         None, "count", "Maximum number of concurrent requests.", "N", ("--batch", "-np")
     )
-    max_num_batched_tokens: int | None = argument(None, "tokens", "Maximum number of tokens per step.", "TOKENS", ("-b",))
+    max_num_batched_tokens: int | None = argument(
+        None, "tokens", "Maximum number of tokens per step.", "TOKENS", ("-b",)
+    )
     max_total_tokens: int | None = argument(None, "tokens", "Maximum number of tokens in the KV cache.", "TOKENS")
     dtype: str = argument(
         "auto", "text", "Model dtype: auto, bfloat16, float16 or float32.", "DTYPE", panel="Quantization"
