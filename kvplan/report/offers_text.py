@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import plural
-from kvplan.planning.plan import serve_command
+from kvplan.planning.plan import Plan, serve_command
 from kvplan.planning.users import num_gpus
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, code
 from kvplan.report.slots_text import rate_text
+from kvplan.servers.plans.plan import Rate
 
 if TYPE_CHECKING:
     from kvplan.documents import offers as typed
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 HEADERS = ("server", "serves", "holds", "tokens/s of one user", "remark")
 TOGETHER = "each of all"
 SPEED = "Speeds are modeled: from bytes and bandwidth, or step times; `kvplan estimate` says how each is known."
+
+
+def pace_of(plan: Plan, users: int) -> Rate | None:
+    """Tokens per second of each user while so many decode; None: their steps are not modeled."""
+    from kvplan.simulate.coarse import pace  # only for an answer
+
+    seconds = pace(plan, users)
+    return None if seconds is None else Rate(1 / seconds.high, 1 / seconds.likely, 1 / seconds.low)
 
 
 def document(answer: Offers) -> typed.OffersDocument:

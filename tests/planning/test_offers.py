@@ -23,16 +23,16 @@ ONE = ("qwen3-14b", "--users", "1", "--gpu", "rtx-3060-12g", "--ctx", "8k")
 
 def test_the_recommended_type_is_the_largest_whose_layers_are_all_on_the_gpu(run: Run) -> None:
     doc = offers(run, *ONE, "--engine", "llama.cpp")
-    held = [offer["serves"].partition(" ")[0] for offer in doc["offers"] if offer["holds"]]
-    larger = TYPES[TYPES.index(held[0]) - 1]
+    whole = [offer["serves"].partition(" ")[0] for offer in doc["offers"] if offer["holds"]]
+    larger = TYPES[TYPES.index(whole[0]) - 1]
     plans = {
         kind: estimated(
             run, "qwen3-14b", "--engine", "llama.cpp", "--gpu", "rtx-3060-12g", "--ctx", "8k", "--parallel", "1",
             "--quant", kind,
         )["slots"]
-        for kind in (held[0], larger)
+        for kind in (whole[0], larger)
     }  # fmt: skip
-    assert plans[held[0]]["gpu_layers"] == plans[held[0]]["num_layers"]
+    assert plans[whole[0]]["gpu_layers"] == plans[whole[0]]["num_layers"]
     assert plans[larger]["gpu_layers"] < plans[larger]["num_layers"]
 
 
