@@ -52,7 +52,7 @@ def by_memory(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswe
     if choice.is_fixed and not doc["holds"] and options.engine is None and not options.quiet:
         output.tell("note", f"--engine {offers.EVERY} asks every server, also those that load quantized files")
     written = None if options.output is None else manifest_of(options, doc, chosen.placement)
-    return doc["holds"], text.shapes(doc, limit), written
+    return doc["holds"], text.shapes(doc, limit, chosen), written
 
 
 def by_server(options: RecommendOptions) -> tuple[bool, CommandAnswer, str | None]:
@@ -84,7 +84,7 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswer,
     prices = goal.read_prices()
     question = goal.question(1, stated_by(options, SOUGHT), prices)
     form = whole_form(options).changed(prompt_tokens=None, output_tokens=None, shared_prefix=None)
-    doc = timed(options, question, requests_of(form, goal, prices))
+    doc = timed(options, question, requests_of(form, goal, prices), prices.source if prices else None)
     return doc["holds"], shapes(doc, limit), None
 
 

@@ -382,6 +382,30 @@ class SlotCache(TypedDict):
     file_type: str
 
 
+class Phase(TypedDict):
+    """One rank while its server is awake, asleep, or has its weights back: server, the sum of `rows`, and others make
+    the GPU's memory with free, which is negative if bytes are missing. others is null where it is not stated.
+    """
+
+    name: Literal["awake", "asleep", "waking"]
+    rows: dict[str, Count]
+    server: Count
+    server_low: Count
+    server_high: Count
+    others: Count | None
+    free: int
+
+
+class Colocation(TypedDict):
+    """How a server shares its GPUs in turn. sleep_level 1 keeps its weights on the host, 2 drops them, 0: it never
+    sleeps. phases is empty where the server does not start.
+    """
+
+    owner: Annotated[str, "The framework that puts it to sleep; empty: a client does."]
+    sleep_level: Literal[0, 1, 2]
+    phases: list[Phase]
+
+
 class PlanDocument(TypedDict):
     """One plan of kvplan. Sizes are integer bytes per GPU rank."""
 
@@ -400,6 +424,7 @@ class PlanDocument(TypedDict):
     host: Host
     encoder: Encoder | None
     slots: Annotated[SlotCache | None, "Of a server that places layers; null for others."]
+    colocation: Annotated[Colocation | None, "Of a server that shares its GPUs in turn; null for others."]
     parameters: Parameters
     limits: Annotated[list[Limit], "What limits the answer, the first one first."]
     fixes: Annotated[

@@ -275,6 +275,11 @@ def notes(run: Started) -> list[str]:
         texts.append(f"--fit gives up: {run.fit.problem}")
     elif run.fit.changed:
         texts.append(f"--fit chose {chosen(run)}, which leaves {own.fit_target[0] // MIB:,} MiB of each GPU free")
+    if 0 <= (left := room(run.server, own)) < growth()[1] and run.obstacle is None:
+        texts.append(
+            f"only {left // MIB:,} MiB of a GPU stay free, and cuBLAS and kernels took {growth()[1] // MIB} after a load; "
+            "a smaller --ctx-size is safer"
+        )
     if smaller := next_type(run):
         texts.append(smaller)
     if run.server.devices and not run.server.devices[0].capability:

@@ -46,10 +46,10 @@ class Refusal:
     text      the reason in words
     argument  the engine argument that fixes it, and `values` with which it starts: likely, and certainly; if
     unsupported, values to try in order
-    deficit   bytes missing on each GPU
+    deficit   bytes missing on each GPU; "phase": it starts, and lacks them later beside what shares its GPUs
     """
 
-    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported"]
+    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported", "phase"]
     text: str
     argument: str
     values: tuple[float | int | str, ...]
@@ -129,6 +129,43 @@ class UserAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Colocated:
+    """What shares the GPUs of a server that sleeps while it is not needed.
+
+    owner   the framework that puts it to sleep; "" if a client does
+    level   1: its weights wait in host memory, 2: they are dropped; 0: it never sleeps
+    keeps   rows that stay on the GPU besides those that always do
+    in_use  bytes that others hold on each GPU, by phase; those that are stated
+    """
+
+    owner: str = ""
+    level: int = 1
+    keeps: tuple[str, ...] = ()
+    in_use: "Mapping[str, int]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A rank's memory while its server is awake, asleep or waking up, with that of others.
+
+    rows    of the server, in bytes; low and high: the range of their sum
+    others  bytes that others hold; None: not stated
+    free    what is left of the GPU, negative if bytes are missing
+    """
+
+    name: Literal["awake", "asleep", "waking"]
+    rows: dict[str, int]
+    low: int
+    high: int
+    others: int | None
+    free: int
+
+    @property
+    def server(self) -> int:
+        return sum(self.rows.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """All inputs of a plan.
 
@@ -141,6 +178,7 @@ class Request:
     repeated       what printed commands repeat from a pasted one
     started        the arguments are those of a server that ran: which values its flags take is not checked
     gpu_count      how the user states the number of GPUs: by the ranks, with the GPU's name (2xl40s), or both
+    colocated      what shares the GPUs in turn with the server; None: nothing, or always the same
     """
 
     spec: ModelSpec
@@ -157,6 +195,7 @@ class Request:
     repeated: "Repeated | None" = None
     started: bool = False
     gpu_count: GpuCount = "ranks"
+    colocated: Colocated | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +320,11 @@ class SlotCache:
     speed: SlotSpeed
     file_type: str
 
+    @property
+    def left(self) -> int:
+        """Bytes left on the fullest GPU."""
+        return min((place.free - place.total for place in self.places if place.free), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Sized:
@@ -404,6 +448,7 @@ class Plan:
 
     places   the memory of every stage's ranks; that of `stage`, the tightest, decides and is the plan's own
     refusal  why it would not start although its KV cache fits, or whatever the memory; else None
+    phases   its memory awake, asleep and waking up, if something shares its GPUs
     """
 
     request: Request
@@ -421,6 +466,7 @@ class Plan:
     notes: tuple[str, ...]
     encoder: EncoderBudget | None = None
     slots: SlotCache | None = None
+    phases: tuple[Phase, ...] = ()
 
     @property
     def memory(self) -> MemoryBreakdown:
