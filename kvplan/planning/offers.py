@@ -32,7 +32,7 @@ class Offer:
 
     server   its name in prose
     serves   the file's type, or the checkpoint's format
-    users    at once, at the context; context: the longest for that many users, 0 if it is not searched
+    users    at once, at the context; context: tokens of each that the server chooses if none are stated, 0: not asked
     alone    tokens per second of one user alone; together: of each while all decode; None: not known
     remark   why it does not hold them, or where the layers are
     """
@@ -184,13 +184,13 @@ def _of_file(question: Question, request: Request, context: int) -> Offer:
         remark += "; --host-bandwidth 90GB/s gives its speed" * (not whole and answer.fits)
     if not answer.fits:
         remark = f"{format_gib(answer.capacity.deficit)} short"
-    longest = 0
+    chosen = 0
     if whole:
         free = planned(with_args(several, max_model_len=None))
         if isinstance(free, Plan) and free.slots is not None and free.slots.gpu_layers == cache.num_layers:
-            longest = free.slots.cells
+            chosen = free.slots.cells
     return Offer(
-        name, several, f"{cache.file_type} ({format_gib(size)})", whole, question.users if whole else 0, longest,
+        name, several, f"{cache.file_type} ({format_gib(size)})", whole, question.users if whole else 0, chosen,
         cache.speed.empty if answer.fits else None, cache.speed.empty if whole and question.users == 1 else None,
         "" if whole else remark, answer if answer.fits else None,
     )  # fmt: skip
@@ -237,5 +237,6 @@ def _held(question: Question, request: Request) -> Plan | None:
     if abilities_of(request.release.engine).recommended:
         return holding(question, request, question.users)
     answer = planned(request)
-    is_enough = isinstance(answer, Plan) and starts(answer, question.end)
-    return answer if is_enough and serves(question, request, answer, question.users) else None
+    if not isinstance(answer, Plan) or not starts(answer, question.end):
+        return None
+    return answer if serves(question, request, answer, question.users) else None

@@ -36,7 +36,7 @@ def test_the_recommended_type_is_the_largest_whose_layers_are_all_on_the_gpu(run
     assert plans[larger]["gpu_layers"] < plans[larger]["num_layers"]
 
 
-def test_the_longest_context_is_the_one_that_fit_chooses(run: Run) -> None:
+def test_the_context_without_a_stated_one_is_what_the_server_chooses(run: Run) -> None:
     offer = next(offer for offer in offers(run, *ONE, "--engine", "llama.cpp")["offers"] if offer["holds"])
     kind = offer["serves"].partition(" ")[0]
     words = ("qwen3-14b", "--engine", "llama.cpp", "--gpu", "rtx-3060-12g", "--parallel", "1", "--quant", kind)
@@ -51,7 +51,9 @@ def test_each_of_several_users_has_a_cache_of_its_own(run: Run) -> None:
 
 def test_every_server_is_asked_and_a_printed_command_is_what_its_row_says(run: Run) -> None:
     doc = offers(run, "qwen3-8b", "--users", "2", "--gpu", "rtx-4090", "--ctx", "8k", "--engine", "any")
-    assert dict.fromkeys(offer["server"] for offer in doc["offers"]) == dict.fromkeys(("vLLM", "SGLang", "llama.cpp"))
+    assert dict.fromkeys(offer["server"] for offer in doc["offers"]) == dict.fromkeys(
+        ("vLLM", "SGLang", "llama.cpp", "Ollama")
+    )
     for offer in doc["offers"]:
         if offer["holds"]:
             plan = json.loads(

@@ -39,7 +39,6 @@ class Case(NamedTuple):
     row: dict[str, Any]
     run: Started
     machine: GpuSpec | None
-    count: int
 
     @property
     def tokens(self) -> int:
@@ -69,10 +68,11 @@ def case_of(row: dict[str, Any]) -> Case:
     words = row["flags"].split()
     stated = {FLAGS[flag][0]: FLAGS[flag][1](value) for flag, value in zip(words[::2], words[1::2], strict=True)}
     own = asked.settings(EngineArgs(max_model_len=40960, max_num_seqs=1, **stated), len(devices))
-    server = Server(file_of(row["model"], row["file_type"]), devices)
-    where = place(server.model, server.shape, own, devices)
+    file = file_of(row["model"], row["file_type"])
+    server = Server(file, devices)
+    where = place(file, server.shape, own, devices)
     measured = Measured({}, where, context_of(server.shape, own), True, 1)
-    return Case(row, Started(server.model, server, own, Fit(own, False), measured, None), machine, len(devices))
+    return Case(row, Started(file, server, own, Fit(own, False), measured, None), machine)
 
 
 @cache
