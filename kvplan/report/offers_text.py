@@ -71,8 +71,8 @@ def rate_document(rate: Rate | None) -> documents.Rate | None:
 
 def _headline(answer: Offers) -> str:
     best, request = answer.best, answer.offers[0].request
-    each = " each" if answer.users > 1 else ""
-    demand = f"{plural(answer.users, 'user')} of {request.spec.name} at {answer.context:,} tokens{each}"
+    demand = f"{plural(answer.users, 'user')} of {request.spec.name} at {answer.context:,} tokens"
+    demand += " each" if answer.users > 1 else ""
     if best is None:
         return f"No: nothing here has memory for {demand} on the GPUs alone"
     alone, args = rate_document(best.alone), best.request.args

@@ -57,7 +57,17 @@ def test_every_server_is_asked_and_a_printed_command_is_what_its_row_says(run: R
     for offer in doc["offers"]:
         if offer["holds"]:
             plan = json.loads(
-                run("estimate", "-q", "--from-command", offer["command"], "--gpu", "rtx-4090", "--format", "json").out
+                run(
+                    "estimate",
+                    "qwen3-8b",
+                    "-q",
+                    "--from-command",
+                    offer["command"],
+                    "--gpu",
+                    "rtx-4090",
+                    "--format",
+                    "json",
+                ).out
             )
             assert plan["fits"]
             assert plan["concurrency"]["users"] >= 2
