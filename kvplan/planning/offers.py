@@ -11,7 +11,7 @@ from kvplan.asked.form import COMMON_GPUS, Form, load_of, read_form, refuse_miss
 from kvplan.asked.question import MODEL_CURE, Asked, Inputs, requests
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.records import dataclass
-from kvplan.core.units import format_gib, parse_count
+from kvplan.core.units import format_gib, parse_count, plural
 from kvplan.hardware.gpu import split_count
 from kvplan.models import catalog
 from kvplan.models.quant import scheme_name
@@ -179,7 +179,7 @@ def _of_file(question: Question, request: Request, context: int) -> Offer:
     size = sum(place.weights for place in cache.places)
     remark = f"{cache.gpu_layers} of {cache.num_layers} layers on the GPU"
     if cache.host_experts:
-        remark = f"the experts of {cache.host_experts} layers on the host"
+        remark = f"the experts of {plural(cache.host_experts, 'layer')} on the host"
     if cache.speed.lacks:
         remark += "; --host-bandwidth 90GB/s gives its speed" * (not whole and answer.fits)
     if not answer.fits:
