@@ -66,14 +66,11 @@ class Offers:
 
 def compares(form: Form) -> bool:
     """True if several servers are asked for, or one whose file types are to be chosen."""
-    named = (form.text("engine") or "").split(",")
-    first = named[0].partition("@")[0]
-    return len(named) > 1 or first == EVERY or (bool(first) and _has_file_types(first))
-
-
-def _has_file_types(engine: str) -> bool:
+    text = form.text("engine") or ""
+    if "," in text or text == EVERY:
+        return True
     try:
-        return bool(server_of(engine).abilities.file_types)
+        return bool(text) and bool(server_of(text).abilities.file_types)
     except KeyError:
         return False
 
