@@ -18,7 +18,6 @@ from kvplan.core.records import dataclass
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.measure.machine import Machine, live_machine
 from kvplan.measure.preflight import Limits, Verdict, verdict
-from kvplan.servers.base import abilities_of, terms_of
 from kvplan.servers.words.command import ServeCommand, refuse
 
 if TYPE_CHECKING:
@@ -81,10 +80,6 @@ def preflight(options: PreflightOptions) -> int:
     if not options.quiet:
         output.say(inputs, quiet=False)
     request = inputs.only(SUBJECT, "name one GPU and one context")
-    if abilities_of(request.release.engine).fits_context:
-        title = terms_of(request.release.engine).title
-        problem = f"starts {title}, whose own --fit looks at the machine; preflight does not check it"
-        raise UsageError(SUBJECT, problem, "size it with `kvplan estimate --from-command`")
     result = verdict(request, machine, subject.limits)
     show(result, subject, options)
     return int(result.outcome == "does not start" or (options.strict and result.outcome == "may not start"))

@@ -61,7 +61,7 @@ def by_server(options: RecommendOptions) -> tuple[bool, CommandAnswer, str | Non
 
     if options.output is not None:
         raise UsageError("--output", "writes the manifest of one server", "name it with --engine, or remove --output")
-    answer, inputs = offers.offers_of(whole_form(options), goal_of(options))
+    answer, inputs = offers.offers_of(whole_form(options), goal_of(options), offers_text.pace_of)
     output.say(inputs, quiet=options.quiet)
     doc = offers_text.document(answer)
     return doc["holds"], offers_text.shapes(doc), None

@@ -7,9 +7,9 @@ from kvplan.documents.plan import Rate
 
 
 class Offer(TypedDict):
-    """What a server would serve: a file's type or a checkpoint's format. `users` at once; `context`: the longest of
-    each with everything on GPUs, 0: not searched. Tokens per second of one user alone, and of each while all decode;
-    null: not known.
+    """What a server would serve: a file's type or a checkpoint's format. `users` at once; `context`: tokens of each
+    that the server chooses where none are stated, 0: not asked. Tokens per second of one user alone, and of each while
+    all decode; null: not known.
     """
 
     server: str

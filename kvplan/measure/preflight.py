@@ -11,6 +11,7 @@ from kvplan.measure.machine import LiveGpu, Machine
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.policy.pods import lacking
 from kvplan.servers.base import server_of
+from kvplan.servers.plans.plan import SlotCache
 from kvplan.servers.releases import Version, number_text, releases_of
 
 Status = Literal["ok", "risk", "fail", "unknown"]
@@ -150,6 +151,8 @@ def build_checks(release: Version, machine: Machine, gpu: GpuSpec, stated: tuple
 def memory_check(answer: Plan, machine: Machine, gpus: tuple[LiveGpu, ...]) -> Check:
     """Whether the plan fits in what is free now."""
     total, in_use = answer.request.gpu.total_memory, answer.request.memory_in_use or 0
+    if answer.slots is not None:
+        return layers_check(answer, answer.slots, machine, gpus)
     if answer.refusal is not None or not answer.fits:
         text = answer.refusal.text if answer.refusal is not None else lack_of(answer)
         return Check(MEMORY, "risk" if is_close(answer) else "fail", text + used_by(gpus))
@@ -166,6 +169,23 @@ def memory_check(answer: Plan, machine: Machine, gpus: tuple[LiveGpu, ...]) -> C
     if answer.concurrency.low < 1:
         return Check(MEMORY, "risk", f"{text}; at the low end of the estimates that is not enough")
     return Check(MEMORY, "ok", text)
+
+
+def layers_check(answer: Plan, cache: SlotCache, machine: Machine, gpus: tuple[LiveGpu, ...]) -> Check:
+    """Whether the places of a server that places layers fit in what is free now, as it would place them now."""
+    fullest = max((place for place in cache.places if place.free), key=lambda place: place.total, default=None)
+    if fullest is None:
+        return Check(MEMORY, "ok", "everything is on the host")
+    if not answer.fits:
+        text = f"{fullest.name} lacks {format_gib(answer.deficit)} of {format_gib(fullest.total)}{used_by(gpus)}"
+        return Check(MEMORY, "fail", text, "fewer layers on the GPU, a shorter context, or a smaller type of file")
+    layers = f"{cache.gpu_layers} of {cache.num_layers} layers on GPUs"
+    layers += f", the experts of {cache.host_experts} on the host" if cache.host_experts else ""
+    text = f"{layers}; {fullest.name} takes {format_gib(fullest.total)} of {format_gib(fullest.free)} free now"
+    if not machine.gpus:
+        return Check(MEMORY, "unknown", f"{text}; what other processes use was not checked")
+    grows = answer.estimates["non_torch"].likely
+    return Check(MEMORY, "ok" if fullest.free - fullest.total >= grows else "risk", text)
 
 
 def is_close(answer: Plan) -> bool:

@@ -4,24 +4,25 @@ A server that loads files of many types is asked for the largest type that it ke
 checkpoint as it is, quantized while loading, or a quantized one of the catalog.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from kvplan.asked.form import COMMON_GPUS, Form, load_of, read_form, refuse_missing, stated_except
 from kvplan.asked.question import MODEL_CURE, Asked, Inputs, requests
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.records import dataclass
-from kvplan.core.units import format_gib, parse_count
+from kvplan.core.units import format_gib, parse_count, plural
 from kvplan.hardware.gpu import split_count
 from kvplan.models import catalog
 from kvplan.models.quant import scheme_name
 from kvplan.planning.choice import SOUGHT, Goal
-from kvplan.planning.plan import Plan, plan
+from kvplan.planning.plan import Plan
 from kvplan.planning.recommend import MOST_USERS, Question, failure, holding, planned, serves, starts, with_args
 from kvplan.servers.base import SERVERS, abilities_of, parse_engine, server_of, terms_of
 from kvplan.servers.plans.plan import Rate, Request
 
 EVERY = "any"  # of --engine: each server
+Pace = Callable[[Plan, int], Rate | None]  # tokens per second of each of so many users while all decode
 USUAL_CONTEXT = 8_192  # tokens of a user, if none are stated
 
 
@@ -31,7 +32,7 @@ class Offer:
 
     server   its name in prose
     serves   the file's type, or the checkpoint's format
-    users    at once, at the context; context: the longest for that many users, 0 if it is not searched
+    users    at once, at the context; context: tokens of each that the server chooses if none are stated, 0: not asked
     alone    tokens per second of one user alone; together: of each while all decode; None: not known
     remark   why it does not hold them, or where the layers are
     """
@@ -65,20 +66,20 @@ class Offers:
 
 def compares(form: Form) -> bool:
     """True if several servers are asked for, or one whose file types are to be chosen."""
-    named = (form.text("engine") or "").split(",")
-    first = named[0].partition("@")[0]
-    return len(named) > 1 or first == EVERY or (bool(first) and _has_file_types(first))
-
-
-def _has_file_types(engine: str) -> bool:
+    text = form.text("engine") or ""
+    if "," in text or text == EVERY:
+        return True
     try:
-        return bool(server_of(engine).abilities.file_types)
+        return bool(text) and bool(server_of(text).abilities.file_types)
     except KeyError:
         return False
 
 
-def offers_of(form: Form, goal: Goal) -> tuple[Offers, Inputs]:
-    """Ask every server that is named; raise what the last one refuses if none can be asked."""
+def offers_of(form: Form, goal: Goal, pace: Pace) -> tuple[Offers, Inputs]:
+    """Ask every server that is named; raise what the first one refuses if none can be asked.
+
+    pace  speed of a plan's users by the step times that are simulated
+    """
     refuse_missing(
         ("MODEL", form.names_model, MODEL_CURE),
         ("--users", goal.users is not None, "add the number of concurrent users, e.g. --users 1"),
@@ -92,21 +93,21 @@ def offers_of(form: Form, goal: Goal) -> tuple[Offers, Inputs]:
     for engine in engines:
         parse_engine(engine)
     form = form.changed(gpu=machines(form, goal))
-    found, notes, errors = list[Offer](), Inputs([], 0), list[KvplanError]()
+    results, notes, errors = list[Offer](), Inputs([], 0), list[KvplanError]()
     for engine in engines:
         try:
             inputs = requests(_read(form.changed(engine=engine)))
             stated = stated_except(form.changed(engine=engine), SOUGHT)
             for request in inputs.requests:
                 context = _context(request)
-                found += list(_offers(goal.question(users, stated, None), request, context))
+                results += list(_offers(goal.question(users, stated, None), request, context, pace))
             notes.notes += [note for note in inputs.notes if note not in notes.notes]
         except KvplanError as error:
             errors.append(error)
-    if not found:
+    if not results:
         raise errors[0]
     notes.warnings += [f"skipped: {error}" for error in errors]
-    return Offers(users, _context(found[0].request), tuple(found)), notes
+    return Offers(users, _context(results[0].request), tuple(results)), notes
 
 
 def machines(form: Form, goal: Goal) -> list[str]:
@@ -129,11 +130,11 @@ def _context(request: Request) -> int:
     return min(context, request.spec.context_limit) if isinstance(context, int) else request.spec.context_limit
 
 
-def _offers(question: Question, request: Request, context: int) -> Iterator[Offer]:
+def _offers(question: Question, request: Request, context: int, pace: Pace) -> Iterator[Offer]:
     request = with_args(request, max_model_len=context)
     types = abilities_of(request.release.engine).file_types
     if not types:
-        yield _of_checkpoint(question, request)
+        yield _of_checkpoint(question, request, pace)
     elif request.args.quantization is not None or request.checkpoint is not None:
         yield _of_file(question, request, context)
     else:
@@ -175,18 +176,18 @@ def _of_file(question: Question, request: Request, context: int) -> Offer:
     size = sum(place.weights for place in cache.places)
     remark = f"{cache.gpu_layers} of {cache.num_layers} layers on the GPU"
     if cache.host_experts:
-        remark = f"the experts of {cache.host_experts} layers on the host"
+        remark = f"the experts of {plural(cache.host_experts, 'layer')} on the host"
     if cache.speed.lacks:
         remark += "; --host-bandwidth 90GB/s gives its speed" * (not whole and answer.fits)
     if not answer.fits:
         remark = f"{format_gib(answer.capacity.deficit)} short"
-    longest = 0
+    chosen = 0
     if whole:
         free = planned(with_args(several, max_model_len=None))
         if isinstance(free, Plan) and free.slots is not None and free.slots.gpu_layers == cache.num_layers:
-            longest = free.slots.cells
+            chosen = free.slots.cells
     return Offer(
-        name, several, f"{cache.file_type} ({format_gib(size)})", whole, question.users if whole else 0, longest,
+        name, several, f"{cache.file_type} ({format_gib(size)})", whole, question.users if whole else 0, chosen,
         cache.speed.empty if answer.fits else None, cache.speed.empty if whole and question.users == 1 else None,
         "" if whole else remark, answer if answer.fits else None,
     )  # fmt: skip
@@ -195,14 +196,14 @@ def _of_file(question: Question, request: Request, context: int) -> Offer:
 # --- a server that loads a checkpoint ---------------------------------------------------------------------------------
 
 
-def _of_checkpoint(question: Question, request: Request) -> Offer:
+def _of_checkpoint(question: Question, request: Request, pace: Pace) -> Offer:
     """The first format that holds the users, else why the checkpoint as it is does not."""
     name = terms_of(request.release.engine).title
     for change, candidate in _formats(question, request):
         answer = _held(question, candidate)
         if answer is not None:
             users, text = answer.concurrency.users, change or _format_of(answer)
-            alone, together = (_rate(answer, count) for count in (1, question.users))
+            alone, together = (pace(answer, count) for count in (1, question.users))
             return Offer(name, candidate, text, True, users, 0, alone, together, "", answer)
     reason, unchanged = failure(question, request).reason, planned(request)
     text = _format_of(unchanged) if isinstance(unchanged, Plan) else ""
@@ -233,12 +234,6 @@ def _held(question: Question, request: Request) -> Plan | None:
     if abilities_of(request.release.engine).recommended:
         return holding(question, request, question.users)
     answer = planned(request)
-    is_enough = isinstance(answer, Plan) and starts(answer, question.end)
-    return answer if is_enough and serves(question, request, answer, question.users) else None
-
-
-def _rate(answer: Plan, users: int) -> Rate | None:
-    from kvplan.simulate.coarse import pace  # only for an answer
-
-    seconds = pace(plan(answer.request), users)
-    return None if seconds is None else Rate(1 / seconds.high, 1 / seconds.likely, 1 / seconds.low)
+    if not isinstance(answer, Plan) or not starts(answer, question.end):
+        return None
+    return answer if serves(question, request, answer, question.users) else None

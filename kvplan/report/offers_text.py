@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import plural
-from kvplan.planning.plan import serve_command
+from kvplan.planning.plan import Plan, serve_command
 from kvplan.planning.users import num_gpus
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, code
-from kvplan.report.slots_text import rate_text
+from kvplan.report.slots_text import ENDS, rate_text
+from kvplan.servers.plans.plan import Rate
 
 if TYPE_CHECKING:
     from kvplan.documents import offers as typed
+    from kvplan.documents import plan as documents
     from kvplan.planning.offers import Offer, Offers
 
 HEADERS = ("server", "serves", "holds", "tokens/s of one user", "remark")
 TOGETHER = "each of all"
 SPEED = "Speeds are modeled: from bytes and bandwidth, or step times; `kvplan estimate` says how each is known."
+
+
+def pace_of(plan: Plan, users: int) -> Rate | None:
+    """Tokens per second of each user while so many decode; None: their steps are not modeled."""
+    from kvplan.simulate.coarse import pace  # only for an answer
+
+    seconds = pace(plan, users)
+    return None if seconds is None else Rate(1 / seconds.high, 1 / seconds.likely, 1 / seconds.low)
 
 
 def document(answer: Offers) -> typed.OffersDocument:
@@ -48,25 +58,26 @@ def _offer(offer: Offer) -> typed.Offer:
         "holds": offer.holds,
         "users": offer.users,
         "context": offer.context,
-        "alone": None if offer.alone is None else {**offer.alone._asdict()},
-        "together": None if offer.together is None else {**offer.together._asdict()},
+        "alone": rate_document(offer.alone),
+        "together": rate_document(offer.together),
         "remark": offer.remark,
         "command": None if offer.plan is None else shlex.join(serve_command(offer.plan)),
-    }  # type: ignore[typeddict-item]  # the keys of a rate
+    }
+
+
+def rate_document(rate: Rate | None) -> documents.Rate | None:
+    return None if rate is None else {"low": rate.low, "likely": rate.likely, "high": rate.high}
 
 
 def _headline(answer: Offers) -> str:
     best, request = answer.best, answer.offers[0].request
-    each = " each" if answer.users > 1 else ""
-    demand = f"{plural(answer.users, 'user')} of {request.spec.name} at {answer.context:,} tokens{each}"
+    demand = f"{plural(answer.users, 'user')} of {request.spec.name} at {answer.context:,} tokens"
+    demand += " each" if answer.users > 1 else ""
     if best is None:
         return f"No: nothing here has memory for {demand} on the GPUs alone"
-    speed = "" if best.alone is None else f", {rate_text({**best.alone._asdict()})} for one user"  # type: ignore[typeddict-item]
-    where = (
-        f"{best.request.gpu.name}"
-        if best.request.args.num_gpus == 1
-        else f"{best.request.args.num_gpus} x {best.request.gpu.name}"
-    )
+    alone, args = rate_document(best.alone), best.request.args
+    speed = "" if alone is None else f", {rate_text(alone)} for one user"
+    where = f"{args.num_gpus} x {best.request.gpu.name}" if args.num_gpus > 1 else best.request.gpu.name
     return f"Yes: {best.server} with {best.serves} on {where} has memory for {demand}{speed}"
 
 
@@ -84,9 +95,8 @@ def _table(doc: typed.OffersDocument) -> Table:
     several, machines = doc["users"] > 1, len({(offer["gpu"], offer["num_gpus"]) for offer in doc["offers"]}) > 1
     cells = []
     for offer in doc["offers"]:
-        remark = printable(offer["remark"], 90) or (
-            f"up to {offer['context']:,} tokens{' each' * several}" if offer["context"] else ""
-        )
+        longest = f"{offer['context']:,} tokens{' each' * several} if none are stated" if offer["context"] else ""
+        remark = printable(offer["remark"], 90) or longest
         alone = "not known" if offer["alone"] is None else rate_text(offer["alone"], "")
         row = [offer["server"], offer["serves"], "yes" if offer["holds"] else "no", alone, remark]
         if several:
@@ -98,27 +108,32 @@ def _table(doc: typed.OffersDocument) -> Table:
     return Table.of(headers, cells, left=tuple(range(len(headers))))
 
 
+def commands(doc: typed.OffersDocument) -> list[str]:
+    """Each once, of the offers that hold the users."""
+    texts = (offer["command"] for offer in doc["offers"] if offer["holds"])
+    return [*dict.fromkeys(text for text in texts if text is not None)]
+
+
 def lines(doc: typed.OffersDocument) -> list[Part]:
-    parts: list[Part] = [
-        line(doc["answer"], "bold" if doc["holds"] else "bold red"),
+    answer = line(doc["answer"], "bold" if doc["holds"] else "bold red")
+    words = [line(f"  {command}", COMMAND) for command in commands(doc)]
+    return [
+        answer,
         line(),
         _table(doc),
         line(),
         line(SPEED),
+        *([line(), line("Serve", "bold"), *words] if words else []),
     ]
-    commands = dict.fromkeys(offer["command"] for offer in doc["offers"] if offer["holds"] and offer["command"])
-    if commands:
-        parts += [line(), line("Serve", "bold"), *(line(f"  {command}", COMMAND) for command in commands)]
-    return parts
 
 
 def rows(doc: typed.OffersDocument) -> Table:
     names = ("server", "engine", "gpu", "num_gpus", "serves", "holds", "users", "context", "remark", "command")
-    rates = [[*(offer[end] or {}).values()] or [None] * 3 for offer in doc["offers"] for end in ("alone",)]  # type: ignore[literal-required]
-    table = [[*(offer[name] for name in names), *rate] for offer, rate in zip(doc["offers"], rates, strict=True)]  # type: ignore[literal-required]
-    return Table.of((*names, "alone_low", "alone_likely", "alone_high"), table)
+    figures: list[dict[str, Any]] = [dict(offer) for offer in doc["offers"]]
+    ends = [[rate and rate[end] for end in ENDS] for rate in (offer["alone"] for offer in doc["offers"])]
+    table = [[*(row[name] for name in names), *rate] for row, rate in zip(figures, ends, strict=True)]
+    return Table.of((*names, *(f"alone_{end}" for end in ENDS)), table)
 
 
 def page(doc: typed.OffersDocument) -> list[Block]:
-    commands = dict.fromkeys(offer["command"] for offer in doc["offers"] if offer["holds"] and offer["command"])
-    return [bold(doc["answer"]), _table(doc), SPEED, *(code(command) for command in commands)]
+    return [bold(doc["answer"]), _table(doc), SPEED, *map(code, commands(doc))]

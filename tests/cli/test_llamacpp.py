@@ -2,6 +2,7 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,3 +180,29 @@ def test_what_does_not_fit_says_how_much_is_missing(run: Run) -> None:
     ran = run("estimate", "llama-3.3-70b", *ON_4090, "-c", "8k", "--fit", "off")
     assert ran.code == 0
     assert "does not fit at 8,192 tokens, 18.7" in ran.out.splitlines()[0]
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+def speed_of(run: Run, *words: str) -> dict[str, Any]:
+    return dict(run("estimate", *words, "--engine", "llama.cpp", "--format", "json", "-q").json["slots"]["speed"])
+
+
+def test_published_speeds_of_a_3090_lie_in_the_ranges(run: Run) -> None:
+    speed = speed_of(run, "llama-2-7b", "--quant", "Q4_0", "--gpu", "rtx-3090", "--ctx", "4k")
+    assert speed["empty"]["low"] < 158.16 < speed["empty"]["high"]  # llama.cpp's discussion 15013
+    assert speed["prompt"]["low"] < 5174.69 < speed["prompt"]["high"]
+    assert speed["full"]["likely"] < speed["empty"]["likely"]
+
+
+def test_layers_on_the_host_need_its_bandwidth(run: Run) -> None:
+    words = ("llama-3.3-70b", "--gpu", "rtx-4090", "--ctx", "4k")
+    unknown, stated = speed_of(run, *words), speed_of(run, *words, "--host-bandwidth", "90GB/s")
+    assert (unknown["empty"], unknown["full"], unknown["prompt"]) == (None, None, None)
+    assert "--host-bandwidth" in unknown["lacks"]
+    assert 0 < stated["empty"]["low"] < stated["empty"]["high"] < 90e9 / 15e9  # 15 GB of layers are on the host
+
+
+def test_one_memory_has_one_bandwidth(run: Run) -> None:
+    assert speed_of(run, "qwen3-8b", "--gpu", "m4-pro-24g", "--ctx", "4k")["empty"] is not None

@@ -310,3 +310,33 @@ def test_a_default_batch_that_has_too_few_state_blocks_is_refused(run: Run, no_d
     ran = preflight(run, "vllm serve Qwen/Qwen3.6-27B-FP8 --gpu-memory-utilization 0.95", "--gpu", "h100-80g")
     assert ran.code == 1
     assert ran.json["cures"][0]["kind"] == "max_num_seqs"
+
+
+# --- a server that places layers --------------------------------------------------------------------------------------
+
+LLAMA = "llama-server -hf unsloth/Qwen3-32B-GGUF:Q4_K_M -c 8192"
+
+
+def rtx_3090(used: int) -> FakeGpu:
+    return FakeGpu(name="NVIDIA GeForce RTX 3090", total=24576 * MIB, reserved=350 * MIB, used=used, capability=(8, 6))
+
+
+def test_layers_are_placed_in_what_is_free_now(run: Run, install: Install, host: Host) -> None:
+    texts = []
+    for used in (0, 8 * GIB):
+        install(rtx_3090(used))
+        ran = preflight(run, LLAMA)
+        (check,) = [check for check in ran.json["checks"] if "layers on GPUs" in check["text"]]
+        texts.append((ran.code, check["status"], check["text"]))
+    (idle, ok, whole), (busy, fitted, fewer) = texts
+    assert (idle, ok, busy, fitted) == (0, "ok", 0, "ok")
+    assert whole.startswith("65 of 65 layers on GPUs")
+    assert int(fewer.partition(" ")[0]) < 65  # --fit makes do with 8 GiB less
+
+
+def test_layers_that_are_stated_and_do_not_fit_in_what_is_free_are_refused(
+    run: Run, install: Install, host: Host
+) -> None:
+    install(rtx_3090(8 * GIB))
+    ran = preflight(run, f"{LLAMA} -ngl 99 --fit off")
+    assert (ran.code, ran.json["outcome"]) == (1, "does not start")

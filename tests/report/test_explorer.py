@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from kvplan.asked.form import Form
 from kvplan.cli.main import main
 from kvplan.documents.explorer import MISSING, packed, without
+from kvplan.documents.explorer_grid import explorer_document
 from kvplan.documents.schema import document_schema
 from kvplan.report.explorer_html import MOST_BYTES
 from tests.support.browser import SCHEMES, SIZES, Open, colors, complaints, contrast, is_dark, measured, needs_browser
@@ -312,7 +314,7 @@ def test_a_page_of_six_gpus_is_small(run: Run, tmp_path: Path) -> None:
         (("nothing-1b",), "nothing-1b"),
         (("qwen3-8b", "--gpu", "2xh100-80g"), "takes a name without a number here"),
         (("qwen3-8b", "-o", "x.txt"), "unknown file type"),
-        (("qwen3-8b", "--engine", "vllm,ollama"), "--engine 'ollama' is not a supported server"),
+        (("qwen3-8b", "--engine", "vllm,tgi"), "--engine 'tgi' is not a supported server"),
         (("qwen3-8b", "--ctx", "4k", "--mean-tokens", "4k,x"), "--mean-tokens"),
         (("qwen3-8b", "--ctx", "8k,auto"), "--ctx auto cannot be a choice of the page"),
         (("qwen3-8b", "--lengths", "lognormal:mean=2k,sigma=1"), "--lengths describes one plan, but"),
@@ -329,3 +331,42 @@ def test_bad_input_gets_one_line(
     monkeypatch.chdir(tmp_path)
     assert message in refused(run("explore", *words))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_places_layers_has_sliders_for_them(run: Run) -> None:
+    form = Form(
+        {"engine": "llama.cpp", "gpu": ["rtx-3060-12g"], "max_model_len": ["4k"], "quantization": "Q4_K_M,Q8_0"}, True
+    )
+    document, _ = explorer_document(["qwen3-8b"], form)
+    (chart,) = document["charts"]
+    values = {axis["name"]: axis["values"] for axis in chart["axes"]}
+    assert values["quantization"] == ["Q4_K_M", "Q8_0"]
+    assert values["gpu_layers"] == ["as many as fit", "0", "9", "18", "27"]  # quarters of 36 layers and the output
+    assert values["cache_type_k,cache_type_v"] == ["f16", "q8_0"]
+    assert document["users"] == 1
+
+    def value(path: str, **chosen: str) -> object:
+        column, index = chart["columns"][path], 0
+        for axis in (chart["axes"][number] for number in column["axes"]):
+            digit = axis["values"].index(chosen[axis["name"]]) if axis["name"] in chosen else 0
+            index = index * len(axis["values"]) + digit
+        return column["values"][index]
+
+    words = (
+        "qwen3-8b",
+        "--engine",
+        "llama.cpp",
+        "--gpu",
+        "rtx-3060-12g",
+        "--ctx",
+        "4k",
+        "--quant",
+        "Q8_0",
+        "-ngl",
+        "18",
+    )
+    plan = run("estimate", *words, "-ctk", "q8_0", "-ctv", "q8_0", "--format", "json", "-q").json
+    choice = {"quantization": "Q8_0", "gpu_layers": "18", "cache_type_k,cache_type_v": "q8_0"}
+    assert value("memory.weights", **choice) == plan["memory"]["weights"]
+    assert value("memory.kv_cache", **choice) == plan["memory"]["kv_cache"]
+    assert value("slots.gpu_layers", **choice) == 18

@@ -39,7 +39,6 @@ class Case(NamedTuple):
     row: dict[str, Any]
     run: Started
     machine: GpuSpec | None
-    count: int
 
     @property
     def tokens(self) -> int:
@@ -69,10 +68,11 @@ def case_of(row: dict[str, Any]) -> Case:
     words = row["flags"].split()
     stated = {FLAGS[flag][0]: FLAGS[flag][1](value) for flag, value in zip(words[::2], words[1::2], strict=True)}
     own = asked.settings(EngineArgs(max_model_len=40960, max_num_seqs=1, **stated), len(devices))
-    server = Server(file_of(row["model"], row["file_type"]), devices)
-    where = place(server.model, server.shape, own, devices)
+    file = file_of(row["model"], row["file_type"])
+    server = Server(file, devices)
+    where = place(file, server.shape, own, devices)
     measured = Measured({}, where, context_of(server.shape, own), True, 1)
-    return Case(row, Started(server.model, server, own, Fit(own, False), measured, None), machine, len(devices))
+    return Case(row, Started(file, server, own, Fit(own, False), measured, None), machine)
 
 
 @cache
@@ -89,7 +89,7 @@ def on_gpus(*vendors: str) -> dict[str, list[Case]]:
     return by_machine
 
 
-def at(weighted: list[tuple[float, float]], share: float) -> float:
+def quantile(weighted: list[tuple[float, float]], share: float) -> float:
     """The value below which this share of the weights lies."""
     reached, total = 0.0, sum(weight for _, weight in weighted)
     for value, weight in sorted(weighted):
@@ -119,7 +119,7 @@ def share_within(pairs: list[tuple[float, Rate]]) -> float:
 def test_ranges_are_those_of_the_results() -> None:
     low, high = pace.RANGE
     weighted = ratios(on_gpus("nvidia", "apple", "amd"))
-    assert (round(at(weighted, 0.05), 2), round(at(weighted, 0.95), 2)) == (low, high)
+    assert (round(quantile(weighted, 0.05), 2), round(quantile(weighted, 0.95), 2)) == (low, high)
 
 
 def test_a_machines_results_lie_in_the_range_of_other_machines_as_often_as_printed() -> None:
@@ -127,7 +127,7 @@ def test_a_machines_results_lie_in_the_range_of_other_machines_as_often_as_print
     within = 0
     for name, own in machines.items():
         others = ratios({other: some for other, some in machines.items() if other != name})
-        low, high = at(others, 0.05), at(others, 0.95)
+        low, high = quantile(others, 0.05), quantile(others, 0.95)
         within += sum(low <= case.row["decode"] / case.decoding.likely <= high for case in own)
     total = sum(map(len, machines.values()))
     assert f"for {within / total:.0%} of {total} llama-bench results" in pace.HOW
