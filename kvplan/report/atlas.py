@@ -14,7 +14,7 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import plural
 from kvplan.documents.artifact import plan_document
 from kvplan.documents.error import error_document
-from kvplan.documents.explorer_grid import by_share, default_context
+from kvplan.documents.explorer_grid import default_context
 from kvplan.documents.plan import PlanDocument
 from kvplan.hardware.gpu import gpu, offered_names
 from kvplan.models import catalog, lookup
@@ -23,6 +23,7 @@ from kvplan.planning.plan import Plan, plan
 from kvplan.planning.sweep import Grid, SweepRow
 from kvplan.report import proof, sweep_text
 from kvplan.report.proof import Proof
+from kvplan.servers.base import parse_engine
 
 SPLITS: Final = (1, 2, 4, 8)
 CONTEXTS: Final = (4_096, 8_192, 32_768, 131_072)
@@ -123,9 +124,10 @@ def users_text(users: int, low: int | None, high: int | None) -> str:
 # --- a page -----------------------------------------------------------------------------------------------------------
 
 
-def contexts_of(model: str) -> list[int]:
+def contexts_of(model: str, engine: str) -> list[int]:
     """The usual contexts below the model's own, then that."""
-    request = requests(read_form(Form({"model": model, "gpu": ["h200"], "offline": True}))).requests[0]
+    form = Form({"model": model, "gpu": ["h200"], "engine": engine, "offline": True})
+    request = requests(read_form(form)).requests[0]
     longest = default_context(request)
     return [*(tokens for tokens in CONTEXTS if tokens < longest), longest]
 
@@ -134,9 +136,9 @@ def usual_context(contexts: Sequence[int]) -> int:
     return max((tokens for tokens in contexts if tokens <= USUAL), default=contexts[0])
 
 
-def pair_of(model: str, gpu_name: str, contexts: Sequence[int], engines: Sequence[str] = ()) -> Pair:
+def pair_of(model: str, gpu_name: str, contexts: Sequence[int], engines: Sequence[str]) -> Pair:
     """Plan a model on a GPU; what cannot be planned has a page that says why."""
-    engines, splits = tuple(engines) or tuple(by_share()), SPLITS
+    splits = SPLITS
     logged = tuple(proof.of_model(model, gpu_name))
     try:
         _, grid, _ = grid_of(form_of(gpu_name, engines, splits, contexts), [model], None)
@@ -146,9 +148,9 @@ def pair_of(model: str, gpu_name: str, contexts: Sequence[int], engines: Sequenc
     numbered = [(number, row) for number, row in enumerate(every) if row.is_possible]
     if not numbered:
         return refused(model, gpu_name, engines, contexts, None, logged)
-    engines = tuple(name for name in engines if any(row.engine.partition("@")[0] == name for _, row in numbered))
-    splits = tuple(sorted({row.tensor_parallel_size for _, row in numbered}))
     releases = {row.engine for _, row in numbered}
+    engines = tuple(name for name in engines if parse_engine(name).label in releases)
+    splits = tuple(sorted({row.tensor_parallel_size for _, row in numbered}))
     rows = [row for row in every if row.tensor_parallel_size in splits and row.engine in releases]
     first = first_plan(grid, numbered, usual_context(contexts))
     document = None if first is None else plan_document(first)

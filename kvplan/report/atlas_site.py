@@ -43,6 +43,7 @@ class Site:
     folder: Path
     models: tuple[str, ...]
     gpus: tuple[str, ...]
+    engines: tuple[str, ...]
     prices: Mapping[str, float]
     url: str | None
 
@@ -97,7 +98,7 @@ def is_current(site: Site, known: Written | None) -> bool:
 
 def inputs_of(site: Site, model: str) -> str:
     """Hash of everything a model's pages depend on: kvplan itself, facts, GPUs and prices."""
-    parts = [code_hash(), model, repr(site.gpus), repr(sorted(site.prices.items()))]
+    parts = [code_hash(), model, repr(site.gpus), repr(site.engines), repr(sorted(site.prices.items()))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -158,12 +159,12 @@ def save(folder: Path, name: str, content: str | bytes) -> bool:
 
 def model_pages(site: Site, model: str) -> Written:
     """Every page of one model."""
-    contexts = contexts_of(model)
+    contexts = contexts_of(model, site.engines[0])
     context, files = usual_context(contexts), dict[str, str | bytes]()
-    pairs = [pair_of(model, name, contexts) for name in site.gpus]
+    pairs = [pair_of(model, name, contexts, site.engines) for name in site.gpus]
     summaries = [pair.summary(context) for pair in pairs]
     place = f"models/{model}"
-    explorer = explorer_page(model, [row.gpu for row in summaries if row.least], contexts)
+    explorer = explorer_page(site, model, [row.gpu for row in summaries if row.least], contexts)
     if explorer is not None:
         files[f"{place}/explorer.html"] = explorer
     for pair in pairs:
@@ -253,12 +254,12 @@ def figure(text: str) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"
 
 
-def explorer_page(model: str, gpus: Sequence[str], contexts: Sequence[int]) -> str | None:
+def explorer_page(site: Site, model: str, gpus: Sequence[str], contexts: Sequence[int]) -> str | None:
     """One page with sliders over some of the GPUs that hold the model; None for a model without choices."""
     step = max(1, -(-len(gpus) // EXPLORED))
     values = {
         "gpu": list(gpus[::step]), "max_model_len": [str(tokens) for tokens in contexts], "mean_tokens": "2048",
-        "gpu_memory_utilization": "0.9", "offline": True,
+        "gpu_memory_utilization": "0.9", "engine": ",".join(site.engines), "offline": True,
     }  # fmt: skip
     try:
         document, _ = explorer_document([model], Form(values)) if gpus else (None, None)

@@ -35,7 +35,7 @@ UNTIMED_RANKS = (
 
 
 def document(
-    request: Request, load: str, demand: Demand, placed: Placed, *, shares_experts: bool
+    request: Request, load: str, demand: Demand, placed: Placed, shares_experts: bool
 ) -> typed.TimedRecommendationDocument:
     context = request.args.max_model_len
     assert isinstance(context, int), "the command states one"

@@ -62,7 +62,7 @@ def test_a_pages_document_is_what_the_command_prints_byte_for_byte(site: Path, r
 
 
 def test_what_no_server_plans_has_a_page_with_the_error_that_is_printed(run: Run) -> None:
-    pair = atlas.pair_of("jamba-v0.1", "t4", [4096], engines=["sglang"])
+    pair = atlas.pair_of("jamba-v0.1", "t4", [4096], ["sglang"])
     ran = run(*shlex.split(pair.command)[1:])
     assert pair.document == ran.out
     if not pair.rows:
