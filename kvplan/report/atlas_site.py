@@ -23,7 +23,7 @@ from kvplan.report.console import memory_rows
 from kvplan.report.explorer_html import explorer_html
 from kvplan.report.formats import as_json
 from kvplan.report.packed import script_hash
-from kvplan.report.proof import WHAT, Proof, of_model, proofs
+from kvplan.report.proof import WHAT, Proof, error_text, figure, of_model, proofs, theirs_of
 from kvplan.report.templates import kvplan_version, rendered_page, source_of
 from kvplan.report.text import memory_bar
 
@@ -237,21 +237,6 @@ def proof_rows(rows: Iterable[Proof]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]  # fmt: skip
-
-
-def theirs_of(row: Proof) -> str:
-    if row.their_error is None:
-        return ""
-    return f"{row.planner}: {figure(row.theirs)} ({error_text(row.their_error)})"
-
-
-def error_text(error: float) -> str:
-    return "0.0%" if abs(error) < 0.0005 else f"{error:+.1%}"
-
-
-def figure(text: str) -> str:
-    value = float(text)
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"
 
 
 def explorer_page(site: Site, model: str, gpus: Sequence[str], contexts: Sequence[int]) -> str | None:
