@@ -234,7 +234,7 @@ def _timed(slo: str, words: LoadWords, whole: Form, goal: Goal, spare: str | Non
     form, prices = whole.changed(**dict.fromkeys(whole.values.keys() & {*words.names()})), goal.read_prices()
     question = goal.question(1, stated_except(form, SOUGHT), prices)
     notes, listener = _listening()
-    targets = Targets(slo, words, spare, goal.optimistic)
+    targets = Targets(slo, words, spare, None if prices is None else prices.source, goal.optimistic)
     answer = timed(targets, question, requests_of(form, goal, prices), form, listener, lambda text: None)
     return TimedRecommendation(document(*answer), notes["note"], notes["warning"])
 

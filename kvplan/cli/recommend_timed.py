@@ -38,9 +38,11 @@ def silent(text: str) -> None:
     return None
 
 
-def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> TimedRecommendationDocument:
+def timed(
+    options: RecommendOptions, question: Question, inputs: Inputs, prices: str | None
+) -> TimedRecommendationDocument:
     assert options.slo is not None
     listener = Listener(lambda inputs: output.say(inputs, quiet=options.quiet), output.tell, quiet=options.quiet)
-    targets = Targets(options.slo, words_of(options), options.spare, options.optimistic)
+    targets = Targets(options.slo, words_of(options), options.spare, prices, options.optimistic)
     progress = silent if options.quiet else say_progress
     return timed_text.document(*placements_of(targets, question, inputs, whole_form(options), listener, progress))

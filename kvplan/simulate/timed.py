@@ -28,6 +28,7 @@ class Targets:
     slo: str
     words: LoadWords
     spare: str | None = None
+    prices: str | None = None  # where they come from
     optimistic: bool = False
 
 
@@ -38,6 +39,7 @@ class TimedAnswer(NamedTuple):
     load: str
     demand: Demand
     placed: Placed
+    prices: str | None
     shares_experts: bool
 
 
@@ -64,7 +66,8 @@ def timed(
     spare = 0 if targets.spare in (None, "0") else parse_count(targets.spare or "", "--spare", MOST_SPARES)
     demand = Demand(
         load.source, None if load.is_closed else load.peak, users, promises, spare,
-        strict=not targets.optimistic, calibration=form.text("calibration"), think_s=load.think_s, ramp_s=load.ramp_s,
+        strict=not targets.optimistic, is_sized=bool(targets.words.num_requests or targets.words.trace),
+        calibration=form.text("calibration"), think_s=load.think_s, ramp_s=load.ramp_s,
     )  # fmt: skip
     listener.say(inputs)
     request = inputs.requests[0]
@@ -77,4 +80,4 @@ def timed(
     check_lengths(rows, context, first.request.spec, promises, listener.note)
     placements = placed(question, inputs.requests, demand, progress)
     shares = abilities_of(request.release.engine).recommended and shares_experts(question, request)
-    return TimedAnswer(request, f"{load.source.name}, {load.how}", demand, placements, shares)
+    return TimedAnswer(request, f"{load.source.name}, {load.how}", demand, placements, targets.prices, shares)
