@@ -204,7 +204,8 @@ def users_table(pair: Pair, engine: str) -> dict[str, Any]:
             reasons[row.reason] = None
         if is_held and row.users == row.max_num_seqs:
             limits[f"{row.users:,} is the server's own limit of requests at a time"] = None
-    notes = [f"no: {'; '.join(list(reasons)[:2])}"] if reasons else []
+    ends = dict.fromkeys([*list(reasons)[:1], *list(reasons)[-1:]])
+    notes = [f"no: {'; '.join(ends)}"] if reasons else []
     table = [(f"{context:,}", [by_gpus.get(count, "-") for count in splits]) for context, by_gpus in cells.items()]
     return {"engine": engine, "splits": splits, "rows": table, "notes": [*notes, *limits]}
 
@@ -261,8 +262,9 @@ def model_page(site: Site, model: str, context: int, rows: Sequence[Summary], *,
     if priced:
         dollars, row = min(priced, key=lambda offer: offer[0])
         per_user, best = min((dollars / (row.least_users or 1), row.gpu) for dollars, row in priced)
-        cheapest = f"; cheapest: {row.least} x {row.gpu}, ${dollars:.2f} an hour; per user {best}, ${per_user:.3f}"
-    answer = f"{model} fits on one GPU of {fitting} of these {len(rows)} kinds at {context:,} tokens{cheapest}"
+        cheapest = f"; cheapest: {row.least} x {row.gpu}, ${dollars:.2f} an hour; per user, {best} at ${per_user:.3f}"
+    alone = f"one GPU of {fitting} of these {len(rows)} kinds" if fitting else "none of these GPUs alone"
+    answer = f"{model} fits on {alone} at {context:,} tokens{cheapest}"
     none = "No server of this model has been logged."
     return rendered(
         "model", model, 2, answer, (), rows=[(row, price_text(site, row)) for row in rows], context=context,

@@ -13,7 +13,7 @@ WHAT: Final = {
     "concurrency": "requests at full length",
     "free_after_pool": "GiB free after the pool",
     "weights": "GiB of weights",
-    "context": "longest context",
+    "context": "tokens of context",
 }
 
 
