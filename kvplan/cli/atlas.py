@@ -37,8 +37,8 @@ def atlas(options: AtlasOptions) -> int:
     folder = Path(options.output)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--output {path_text(folder)}", "is not a folder", "name another path")
-    models, gpus, engines = (tuple(dict.fromkeys(names)) for names in (models, gpus, engines))
-    site = atlas_site.Site(folder, models, gpus, engines, prices, options.url)
+    of_models, of_gpus, of_engines = (tuple(dict.fromkeys(names)) for names in (models, gpus, engines))
+    site = atlas_site.Site(folder, of_models, of_gpus, of_engines, prices, options.url)
     if options.url is None and not options.quiet:
         output.tell("note", "no --url: without the address that the site will have there is no sitemap.xml")
     count, changed, done, last = 0, 0, 0, time.monotonic()

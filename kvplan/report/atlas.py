@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvplan.asked.form import Form, read_form
-from kvplan.asked.question import requests
+from kvplan.asked.question import default_context, requests
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.core.units import plural
 from kvplan.documents.artifact import plan_document
 from kvplan.documents.error import error_document
-from kvplan.documents.explorer_grid import default_context
 from kvplan.documents.plan import PlanDocument
 from kvplan.hardware.gpu import gpu, offered_names
 from kvplan.models import catalog, lookup
@@ -25,7 +24,7 @@ from kvplan.report import proof, sweep_text
 from kvplan.report.proof import Proof
 from kvplan.servers.base import parse_engine
 
-SPLITS: Final = (1, 2, 4, 8)
+SPLITS: Final[tuple[int, ...]] = (1, 2, 4, 8)
 CONTEXTS: Final = (4_096, 8_192, 32_768, 131_072)
 USUAL: Final = 8_192  # the context of lists and of first lines, or the model's own where that is shorter
 
@@ -108,8 +107,8 @@ class Pair:
         alone = next((offer.users for offer in offers if offer.num_gpus == 1), None)
         least = min(offers, key=lambda offer: offer.num_gpus, default=None)
         longest = max((offer.context for offer in self.offers() if offer.num_gpus == 1), default=None)
-        counted = (None, None) if least is None else (least.num_gpus, least.users)
-        return Summary(self.model, self.gpu, alone, *counted, longest)
+        count, users = (None, None) if least is None else (least.num_gpus, least.users)
+        return Summary(self.model, self.gpu, alone, count, users, longest)
 
 
 def unit_of(first: PlanDocument | None) -> str:

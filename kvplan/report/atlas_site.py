@@ -216,7 +216,7 @@ def components(pair: Pair) -> list[tuple[str, str, str, str, str, str]]:
         return []
     document = pair.first
     ranges = {row["name"]: (row["low"], row["high"]) for row in document["assumptions"]}
-    out = []
+    out: list[tuple[str, str, str, str, str, str]] = []
     for name, size in memory_rows(document["memory"]).items():
         origin = document["provenance"].get(f"memory.{name}")
         if not size or origin is None:

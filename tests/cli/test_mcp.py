@@ -1,4 +1,4 @@
-"""`kvplan mcp` as the protocol's own client sees it: tools, schemas, answers that are the command line's, and errors."""
+"""`kvplan mcp` as the protocol's own client sees it: tools, schemas, answers that are the command line's, errors."""
 
 import json
 import os
