@@ -31,7 +31,8 @@ def atlas(options: AtlasOptions) -> int:
     gpus = [gpu(name).name for name in names_of(options.gpus, "--gpus")] or pages.usual_gpus()
     engines = names_of(options.engine, "--engine") or by_share()
     for name in engines:
-        parse_engine(name)  # refuses what is none
+        if parse_engine(name).engine not in by_share():
+            raise UsageError(f"--engine {name}", "has no pages: it places layers", "use kvplan sweep")
     prices = {} if options.prices is None else price_file.read(Path(options.prices)).per_hour
     jobs = cores() if options.jobs is None else parse_count(options.jobs, "--jobs", MOST_JOBS)
     folder = Path(options.output)

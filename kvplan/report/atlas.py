@@ -34,21 +34,6 @@ def usual_gpus() -> list[str]:
     return [name for name in offered_names() if gpu(name).total_memory_kind == "logged"]
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """So many GPUs of a kind for one model: users at a context."""
-
-    num_gpus: int
-    context: int
-    users: int
-    low: int
-    high: int
-
-    @property
-    def text(self) -> str:
-        return users_text(self.users, self.low, self.high)
-
-
 class Summary(NamedTuple):
     """What lists say of a pair. `alone`: users on one GPU at the usual context; `least`: the fewest GPUs that hold one
     there, then their users; `longest`: context that one GPU holds. None: nothing does.
@@ -94,19 +79,12 @@ class Pair:
     def engines(self) -> list[str]:
         return list(dict.fromkeys(row.engine for row in self.rows))
 
-    def offers(self, engine: str | None = None) -> list[Offer]:
-        """What holds a user, of one server or of the first that does."""
-        rows = [row for row in self.rows if row.fits and row.users and engine in (None, row.engine)]
-        return [
-            Offer(row.num_gpus, row.max_model_len or 0, row.users or 0, row.users_low or 0, row.users_high or 0)
-            for row in rows
-        ]
-
     def summary(self, context: int) -> Summary:
-        offers = [offer for offer in self.offers() if offer.context == context]
-        alone = next((offer.users for offer in offers if offer.num_gpus == 1), None)
-        least = min(offers, key=lambda offer: offer.num_gpus, default=None)
-        longest = max((offer.context for offer in self.offers() if offer.num_gpus == 1), default=None)
+        fitting = [row for row in self.rows if row.fits and row.users]
+        usual = [row for row in fitting if row.max_model_len == context]
+        alone = next((row.users for row in usual if row.num_gpus == 1), None)
+        least = min(usual, key=lambda row: row.num_gpus, default=None)
+        longest = max((row.max_model_len or 0 for row in fitting if row.num_gpus == 1), default=None)
         count, users = (None, None) if least is None else (least.num_gpus, least.users)
         return Summary(self.model, self.gpu, alone, count, users, longest)
 

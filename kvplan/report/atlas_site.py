@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -63,22 +63,23 @@ class Written:
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
-def write(site: Site, jobs: int) -> Iterator[Written]:
+def write(site: Site, jobs: int) -> Generator[Written, None, None]:
     """Write what is missing or differs, and yield each model as it is done, then the lists; remove pages that no longer
-    belong.
+    belong. What was done before an interrupt is kept.
     """
     before = manifest(site.folder)
-    known = {name: done for name, done in before.items() if name in site.models and done.files}
-    done: dict[str, Written] = {}
-    stale = [name for name in site.models if not is_current(site, known.get(name))]
-    for name in site.models:
-        if name not in stale:
-            done[name] = Written(**{**fields_of(known[name]), "changed": 0})
-            yield done[name]
-    for result in in_order(model_pages, site, stale, min(jobs, len(stale)), name="atlas"):
-        done[result.name] = result
-        yield result
-    lists = list_pages(site, [done[name] for name in site.models])
+    save_manifest(site.folder, before.values())  # marks the folder as ours
+    done = {name: before[name] for name in site.models if name in before and is_current(site, before[name])}
+    try:
+        yield from (Written(**{**fields_of(result), "changed": 0}) for result in tuple(done.values()))
+        stale = [name for name in site.models if name not in done]
+        for result in in_order(model_pages, site, stale, min(jobs, len(stale)), name="atlas"):
+            done[result.name] = result
+            yield result
+        lists = list_pages(site, [done[name] for name in site.models])
+    except BaseException:
+        save_manifest(site.folder, (before | done).values())
+        raise
     yield lists
     files = {file for result in (*done.values(), lists) for file in result.files}
     for result in before.values():
@@ -87,13 +88,10 @@ def write(site: Site, jobs: int) -> Iterator[Written]:
     save_manifest(site.folder, [*done.values(), lists])
 
 
-def is_current(site: Site, known: Written | None) -> bool:
+def is_current(site: Site, known: Written) -> bool:
     """True if a model's pages were made from the same inputs and are all there."""
-    return (
-        known is not None
-        and known.inputs == inputs_of(site, known.name)
-        and all((site.folder / file).is_file() for file in known.files)
-    )
+    is_same = known.inputs == inputs_of(site, known.name)
+    return is_same and all((site.folder / file).is_file() for file in known.files)
 
 
 def inputs_of(site: Site, model: str) -> str:
@@ -136,7 +134,7 @@ def fields_of(result: Written) -> dict[str, Any]:
     return {name: getattr(result, name) for name in Written.__slots__}
 
 
-def save_manifest(folder: Path, results: Sequence[Written]) -> None:
+def save_manifest(folder: Path, results: Iterable[Written]) -> None:
     save(folder, MANIFEST, json.dumps({"schema": SCHEMA, "pages": [fields_of(result) for result in results]}) + "\n")
 
 
