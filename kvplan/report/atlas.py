@@ -195,9 +195,9 @@ def first_plan(grid: Grid, numbered: Sequence[tuple[int, SweepRow]], context: in
 def answer_of(model: str, gpu_name: str, rows: Sequence[SweepRow], first: Plan | None, unit: str) -> str:
     """The first line: yes or no, for how many, with what."""
     if first is None:
-        most = max(row.num_gpus for row in rows)
-        reason = next(row.reason for row in rows if row.num_gpus == most and row.reason)
-        return f"No: {model} on {most} x {gpu_name}: {reason}"
+        count = max(row.num_gpus for row in rows)
+        reason = next(row.reason for row in rows if row.num_gpus == count and row.reason)
+        return f"No: {model} on {count} x {gpu_name}: {reason}"
     request, answer = first.request, first.concurrency
     count = first.request.args.num_gpus
     users = users_text(answer.users, answer.users_low, answer.users_high)
