@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))  # `python benchmarks/proof.py` works from anywher
 
 from benchmarks.accuracy.cases import Models, called  # noqa: E402 -- after the path
 from benchmarks.accuracy.summary import Prediction  # noqa: E402 -- after the path
-from benchmarks.scoreboard import FACTS, scoreboard  # noqa: E402 -- after the path
+from benchmarks.scoreboard import FACTS, UNSEEN, scoreboard  # noqa: E402 -- after the path
 from kvplan.asked.call import KEYWORDS, form_of  # noqa: E402 -- after the path
 from kvplan.asked.form import read_form  # noqa: E402 -- after the path
 from kvplan.asked.question import requests  # noqa: E402 -- after the path
@@ -28,7 +28,6 @@ from kvplan.documents.artifact import plan_document  # noqa: E402 -- after the p
 from kvplan.planning.plan import Plan, plan  # noqa: E402 -- after the path
 from kvplan.report.proof import PROOF, Proof  # noqa: E402 -- after the path
 
-UNSEEN = FACTS.with_name("server_cases_unseen.csv")
 PUBLISHED = FACTS.with_name("published_figures.csv")
 # What a log's pool is compared by, the first that it has; weights beside it.
 POOLS = ("available_kv", "tokens", "blocks", "concurrency", "free_after_pool")

@@ -27,6 +27,7 @@ from kvplan.core.errors import KvplanError, UsageError  # noqa: E402 -- after th
 from kvplan.core.files import os_problem, path_text  # noqa: E402 -- after the path
 
 FACTS = ROOT / "tests" / "facts" / "server_cases.csv"
+UNSEEN = FACTS.with_name("server_cases_unseen.csv")
 
 
 def scoreboard(data: Path, models: Models, facts: Path = FACTS) -> Board:
@@ -36,6 +37,7 @@ def scoreboard(data: Path, models: Models, facts: Path = FACTS) -> Board:
     scored = [result for result in results if isinstance(result, Scored)]
     known = scored if data.resolve() == facts.resolve() else fit.scored_only(known_cases(facts), models)
     training = [result for result in known if result.case.fitted]
+    others = fit.scored_only(known_cases(UNSEEN), models) if data.resolve() == FACTS else []
     points = [point for result in training for point in fit.points_of(result)]
     return summary.board(
         path_text(data),
@@ -45,6 +47,7 @@ def scoreboard(data: Path, models: Models, facts: Path = FACTS) -> Board:
         fit.cross_validated(scored, training),
         fit.fitted(points),
         training,
+        fit.cross_validated([*scored, *others], training, summary.family),
     )
 
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     import pandas
 
     from kvplan.asked.form import Form
-    from kvplan.asked.keywords import EstimateKeywords, LoadKeywords, PlanKeywords, SweepKeywords
+    from kvplan.asked.keywords import EstimateKeywords, LoadKeywords, PlanKeywords, RecommendKeywords, SweepKeywords
     from kvplan.asked.question import Inputs
+    from kvplan.planning.choice import Goal
     from kvplan.report.answers import Answer as Answer
     from kvplan.report.answers import Check as Check
     from kvplan.report.answers import Comparison as Comparison
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from kvplan.report.answers import Listing as Listing
     from kvplan.report.answers import Recommendation as Recommendation
     from kvplan.report.answers import Simulation as Simulation
+    from kvplan.report.answers import TimedRecommendation as TimedRecommendation
+    from kvplan.report.answers import Tuning as Tuning
+    from kvplan.simulate.load import LoadWords
+    from kvplan.simulate.tuned import Listener
 
     Model = str | PathLike[str] | Mapping[str, Any]
     Sizes = str | int
@@ -56,6 +61,8 @@ ANSWERS = (
     "Listing",
     "Recommendation",
     "Simulation",
+    "TimedRecommendation",
+    "Tuning",
 )
 __all__ = (
     *ANSWERS,
@@ -74,6 +81,7 @@ __all__ = (
     "simulate_load",
     "sweep",
     "sweep_frame",
+    "tune",
     "why",
 )
 
@@ -130,6 +138,22 @@ def estimate(
     return Estimates(tables[0], inputs.notes, inputs.warnings)
 
 
+@overload
+def recommend(
+    model: Model | None = None,
+    *,
+    slo: str,
+    users: Sizes | None = None,
+    gpus: str | Iterable[str] | None = None,
+    prices: str | PathLike[str] | None = None,
+    spare: Sizes | None = None,
+    fp8: bool = True,
+    fp8_weights: bool = False,
+    optimistic: bool = False,
+    command: str | None = None,
+    **options: Unpack[RecommendKeywords],
+) -> TimedRecommendation: ...
+@overload
 def recommend(
     model: Model | None = None,
     *,
@@ -144,29 +168,75 @@ def recommend(
     optimistic: bool = False,
     command: str | None = None,
     **options: Unpack[EstimateKeywords],
-) -> Recommendation:
+) -> Recommendation: ...
+def recommend(
+    model: Model | None = None,
+    *,
+    users: Sizes | None = None,
+    gpu: str | None = None,
+    gpu_memory: Sizes | None = None,
+    num_gpus: Sizes | None = None,
+    gpus: str | Iterable[str] | None = None,
+    prices: str | PathLike[str] | None = None,
+    slo: str | None = None,
+    spare: Sizes | None = None,
+    fp8: bool = True,
+    fp8_weights: bool = False,
+    optimistic: bool = False,
+    command: str | None = None,
+    **options: Any,
+) -> Recommendation | TimedRecommendation:
     """The cheapest GPUs and flags that hold so many users, or with `gpu` what that GPU needs to hold them.
 
     gpus         to choose from; six common ones, or those with a price
     prices       a file of dollars per GPU hour
+    slo          latency targets, "ttft.p90=2s,tpot=50ms": simulates the users, or a `rate`, on each placement, with
+                 prompt_tokens and output_tokens, a profile or a trace
+    spare        servers in addition to those that the targets need
     fp8          allow an fp8 KV cache; fp8_weights: also weights quantized while loading
     optimistic   use the likely number of users instead of the low end of the range
-
-    Memory alone: latency targets are the command line's (`kvplan recommend --slo`).
     """
     from dataclasses import replace
 
-    from kvplan.asked.call import written
+    from kvplan.asked.call import KEYWORDS, TIMED, written
     from kvplan.planning.choice import Goal, choice_of
     from kvplan.report.answers import Recommendation
 
-    form = replace(_form(options, model, gpu=gpu, gpu_memory=gpu_memory, from_command=command), several=False)
+    keys = KEYWORDS if slo is None else KEYWORDS | set(TIMED)
+    whole = replace(_form(options, model, keys, gpu=gpu, gpu_memory=gpu_memory, from_command=command), several=False)
     count = None if num_gpus is None else written("num_gpus", num_gpus)
     names = None if gpus is None else written("gpus", gpus).split(",")
     file = None if prices is None else written("prices", prices)
-    goal = Goal(written("users", users), names, count, file, fp8, fp8_weights, optimistic)
-    choice = choice_of(form, goal)
+    people = None if users is None else written("users", users)
+    goal = Goal(people, names, count, file, fp8, fp8_weights, optimistic)
+    if slo is not None:
+        words = _load_words({**options, "users": users})
+        return _timed(slo, words, whole, goal, None if spare is None else written("spare", spare))
+    if spare is not None:
+        raise UsageError("spare", "needs latency targets", 'add slo="ttft=2s,tpot=50ms"')
+    choice = choice_of(whole, goal)
     return Recommendation(choice.answer(), choice.inputs.notes, choice.inputs.warnings)
+
+
+def _timed(slo: str, words: LoadWords, whole: Form, goal: Goal, spare: str | None) -> TimedRecommendation:
+    """The answer of `recommend` with latency targets."""
+    from kvplan.asked.form import refuse_missing, stated_except
+    from kvplan.asked.question import MODEL_CURE
+    from kvplan.planning.choice import SOUGHT, requests_of
+    from kvplan.report.answers import TimedRecommendation
+    from kvplan.report.timed_text import document
+    from kvplan.simulate.timed import Targets, timed
+
+    unused = [*(["num_gpus"] if goal.num_gpus else []), *(whole.values.keys() & {"mean_tokens", "lengths", "overflow"})]
+    if unused:
+        raise UsageError(unused[0], "does not apply with slo", "use prompt_tokens or profile")
+    refuse_missing(("MODEL", whole.names_model, MODEL_CURE))
+    form, prices = whole.changed(**dict.fromkeys(whole.values.keys() & {*words.names()})), goal.read_prices()
+    question = goal.question(1, stated_except(form, SOUGHT), prices)
+    notes, listener = _listening()
+    targets = Targets(slo, words, spare, None if prices is None else prices.source, goal.optimistic)
+    answer = timed(targets, question, requests_of(form, goal, prices), form, listener, lambda text: None)
+    return TimedRecommendation(document(*answer), notes["note"], notes["warning"])
 
 
 def why(
@@ -291,18 +361,17 @@ def simulate_load(
 
     One server; fleets are the command line's.
     """
-    from dataclasses import fields, replace
+    from dataclasses import replace
 
-    from kvplan.asked.call import PLAN_KEYWORDS, written
+    from kvplan.asked.call import PLAN_KEYWORDS
     from kvplan.report.answers import Simulation
     from kvplan.servers.plans.pool import prefix_notes
-    from kvplan.simulate.load import LoadWords, load_of
+    from kvplan.simulate.load import load_of
     from kvplan.simulate.question import Onlooker, answered, planned, setups_of
     from kvplan.simulate.slo import parse_slo
 
-    names = {field.name for field in fields(LoadWords)}
-    words = LoadWords(**{name: written(name, value) for name, value in options.items() if name in names})
-    others = {name: value for name, value in options.items() if name not in names}
+    words = _load_words(options)
+    others = {name: value for name, value in options.items() if name not in words.names()}
     form = _form(others, model, PLAN_KEYWORDS, gpu=gpu, gpu_memory=gpu_memory, from_command=command)
     form, onlooker, notes, warnings = replace(form, several=False), Onlooker(), list[str](), list[str]()
     tiers = (tier,) if isinstance(tier, str) else tuple(tier)
@@ -323,6 +392,44 @@ def simulate_load(
     answer = answered(plan, setups, load, promises, onlooker, is_calibrated=calibration is not None)
     notes += [text for kind, text in onlooker.notes if kind == "note"]
     return Simulation(answer, notes, [*warnings, *(text for kind, text in onlooker.notes if kind == "warning")])
+
+
+def tune(
+    model: Model | None = None,
+    *,
+    gpu: str | None = None,
+    gpu_memory: Sizes | None = None,
+    num_gpus: Sizes | None = None,
+    slo: str | None = None,
+    tier: str | None = None,
+    fp8: bool = True,
+    jobs: int = 1,
+    command: str | None = None,
+    **options: Unpack[LoadKeywords],
+) -> Tuning:
+    """The flags with the highest throughput under a load that keep latency targets, as `kvplan tune`.
+
+    num_gpus  of all servers together
+    slo       latency targets, "ttft.p90=2s,tpot=50ms"; the highest rate within them where no rate is stated
+    tier      host memory for KV offloading, "cpu=64GiB@25GB/s"
+    fp8       allow an fp8 KV cache
+    jobs      processes; more than one only from a script that can be imported
+    """
+    from dataclasses import replace
+
+    from kvplan.asked.call import PLAN_KEYWORDS, written
+    from kvplan.planning.choice import counted
+    from kvplan.report.answers import Tuning
+    from kvplan.report.tune_text import document
+    from kvplan.simulate.tuned import TuneQuestion, tuned
+
+    words = _load_words(options)
+    others = {name: value for name, value in options.items() if name not in words.names()}
+    form = _form(others, model, PLAN_KEYWORDS, gpu=gpu, gpu_memory=gpu_memory, from_command=command)
+    gpus, count = counted(form.texts("gpu"), None if num_gpus is None else written("num_gpus", num_gpus))
+    form, (notes, listener) = replace(form.changed(gpu=gpus), several=False), _listening()
+    answer = tuned(TuneQuestion(form, words, count, slo, tier, fp8), jobs, listener)
+    return Tuning(document(*answer), notes["note"], notes["warning"])
 
 
 def list_models(name: str | None = None, *, family: str | None = None, max_params: Sizes | None = None) -> Listing:
@@ -386,6 +493,28 @@ def _form(options: Mapping[str, Any], model: Model | None, known: Iterable[str] 
     if isinstance(model, Mapping):
         return form_of(options, keys, model=config_name(model), config=dict(model), **others)
     return with_file(form_of(options, keys, model=model, **others))
+
+
+def _load_words(options: Mapping[str, Any]) -> LoadWords:
+    """What the keywords say of a load."""
+    from kvplan.asked.call import written
+    from kvplan.simulate.load import LoadWords
+
+    stated = {name: value for name, value in options.items() if name in LoadWords.names() and value is not None}
+    return LoadWords(**{name: written(name, value) for name, value in stated.items()})
+
+
+def _listening() -> tuple[dict[str, list[str]], Listener]:
+    """Notes and warnings, and who collects them."""
+    from kvplan.simulate.tuned import Listener
+
+    notes: dict[str, list[str]] = {"note": [], "warning": []}
+
+    def say(inputs: Inputs) -> None:
+        notes["note"] += inputs.notes
+        notes["warning"] += inputs.warnings
+
+    return notes, Listener(say, lambda kind, text: notes["warning" if kind == "warning" else "note"].append(text))
 
 
 def __getattr__(name: str) -> Any:

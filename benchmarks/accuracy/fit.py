@@ -7,7 +7,7 @@ other threads give; a class without another thread keeps what kvplan ships, whic
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from benchmarks.accuracy.cases import Case, Models, NotStated, check_budget
@@ -163,13 +163,15 @@ class Validated:
     borrowed: tuple[str, ...]
 
 
-def cross_validated(cases: list[Scored], training: list[Scored]) -> list[Validated]:
-    """Every case with the constants that the other threads of `training` give."""
-    points = [point for scored in training for point in points_of(scored)]
+def cross_validated(
+    cases: list[Scored], training: list[Scored], kind: Callable[[Scored], str | None] = lambda scored: None
+) -> list[Validated]:
+    """Every case with the constants that the other threads of `training` give; with `kind`, those of other kinds."""
+    points = [(kind(scored), point) for scored in training for point in points_of(scored)]
     results = []
     for scored in cases:
-        thread = scored.case.thread
-        constants = fitted(point for point in points if point.thread != thread)
+        thread, own = scored.case.thread, kind(scored)
+        constants = fitted(point for other, point in points if point.thread != thread and (own is None or other != own))
         results.append(revised(scored, constants))
     return results
 

@@ -11,6 +11,7 @@ from textwrap import fill
 from benchmarks.accuracy.summary import Bad, Board, Line, Prediction, as_json, percent
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import path_text
+from kvplan.report.proof import WHAT, error_text, figure, proofs, theirs_of
 
 COMMAND = "python benchmarks/scoreboard.py tests/facts/server_cases.csv --report"
 BEGIN, END = "<!-- accuracy: written by `{}` -->", "<!-- accuracy: end -->"
@@ -43,7 +44,7 @@ def replaced(text: str, content: str, where: Path) -> str:
     return f"{head}{begin}\n\n{content}\n{END}{tail.partition(END)[2]}"
 
 
-WORDS = ("predicted", "what", "why", "exact")  # columns that are read, not compared
+WORDS = ("predicted", "what", "why", "exact", "source")  # columns that are read, not compared
 
 
 def prose(text: str) -> str:
@@ -131,62 +132,83 @@ def given_share(board: Board) -> tuple[int, int, int]:
     return sum(line.exact or 0 for line in lines), sum(line.explained or 0 for line in lines), sum(n.n for n in lines)
 
 
+PUBLISHED_HEADER = ("model, GPUs, release", "logged", "kvplan, from the inputs alone", "another planner", "source")
+
+
+def published_rows() -> list[list[str]]:
+    """Figures of other people's threads: logged, ours, and theirs where one was published."""
+    rows = []
+    for row in proofs():
+        if row.kind != "published":
+            continue
+        ours = f"{figure(row.predicted)} ({error_text(row.error)})" + (" *" if row.remark.startswith("assumed") else "")
+        ours += " **" if row.remark and not row.remark.startswith("assumed") else ""
+        server = f"{row.name}, {row.num_gpus} x {row.gpu}, {row.server.partition('@')[2]}"
+        link = f"[{row.source.rpartition('/')[2]}]({row.url})"
+        rows.append([server, f"{figure(row.logged)} {WHAT[row.what]}", ours, theirs_of(row) or "-", link])
+    return rows
+
+
+KINDS_HEADER = ("layers", "weights: logs", "median", "worst", "KV memory: logs", "median", "9 in 10 within", "worst")
+
+
+def held_out_rows(board: Board) -> list[list[str]]:
+    """Each kind of model, predicted with constants that were fitted on other families."""
+    rows = []
+    for name, lines in board.held_out.items():
+        parts = {line.part: line for line in lines}
+        weights, pool = parts.get("weights"), parts.get("available_kv")
+        cells = [str(weights.n), percent(weights.median), percent(weights.max)] if weights else ["0", "", ""]
+        cells += (
+            [str(pool.n), percent(pool.median), percent(pool.p90), percent(pool.max)] if pool else ["0", "", "", ""]
+        )
+        rows.append([name, *cells])
+    return rows
+
+
 def readme_section(board: Board) -> str:
-    """What the README says: the figures, the peers, the worst."""
+    """What the README says: figures of others, each kind of model held out, the peers."""
     cover = board.coverage
     exact, explained, total = given_share(board)
+    published = [row for row in proofs() if row.kind == "published"]
+    near = sum(abs(row.error) < 0.05 for row in published)
     opening = (
-        f"We collected {cover.cases} server start-up logs that people posted. {cover.scorable} of them state a release "
-        f"and a model in the catalog, and kvplan predicts {cover.predicted} of these ({cover.share:.0%}). For each "
-        "case, fitted constants are fitted without the issue or post that it comes from."
+        f"Figures nobody here fitted: all {len(published)} that we found in threads of other projects with enough "
+        f"inputs to plan from, {near} of them within 5%. `*`: the thread does not state the utilization or release; "
+        "`**`: the rule was written with this log at hand."
     )
-    unmatched = total - exact - explained
-    following = (
-        f"Starting from the KV cache size in the log, kvplan reproduces {exact} of {total} other logged numbers to the "
-        f"log's rounding. {explained} more need one fact that the log does not state; {unmatched} do not match."
+    kinds = (
+        f"{cover.cases} start-up logs that people posted, and 40 that nothing was fitted on: each predicted with "
+        "constants that were fitted without its model family."
+    )
+    refusals = "; ".join(f"{count}: {why}" for why, count in list(cover.refused.items())[:3])
+    refused = (
+        f"{cover.scorable} of the {cover.cases} state a release and a model of the catalog; kvplan predicts "
+        f"{cover.predicted} ({cover.share:.0%}) and refuses the others, mostly for ({refusals}). Given the logged KV "
+        f"cache size it reproduces {exact} of {total} other logged numbers to the log's rounding; {explained} more "
+        f"need a fact that the log lacks, {total - exact - explained} do not match."
     )
     pointer = (
         "[reports/accuracy](reports/accuracy/README.md) has every part by version, family, GPU and quantization, and "
-        "says where kvplan is wrong and why. `python benchmarks/scoreboard.py FILE` scores a file of your own."
+        "the largest errors with their causes. `python benchmarks/scoreboard.py FILE` scores a file of your own."
     )
     return "\n".join(
         [
             prose(opening),
             "",
-            markdown(("logs", *PARTS_HEADER[:6]), standing_rows(board)),
-            prose(following),
+            markdown(PUBLISHED_HEADER, published_rows()),
+            prose(kinds),
             "",
-            "Compared with other planners on the same start-ups, vLLM 0.11 on H100 "
-            "(llm-d planner's constants were fitted on them):",
+            markdown(KINDS_HEADER, held_out_rows(board)),
+            prose(refused),
+            "",
+            "Other planners on the same start-ups, vLLM 0.11 on H100 (llm-d planner's constants were fitted on them):",
             "",
             markdown(PEER_HEADER, peer_rows(board)),
-            "The largest errors:",
-            "",
-            markdown(BAD_HEADER, [bad_row(bad) for bad in distinct(board.worst)[:5]]),
             prose(pointer),
             "",
         ]
     )
-
-
-SHOWN = ("weights", "activation", "graphs", "available_kv", "concurrency", "free_after_pool")
-
-
-def standing_rows(board: Board) -> list[list[str]]:
-    """The parts that the README shows, releases that the constants were never fitted on apart from the rest."""
-    return [
-        [f"**{name}**" if i == 0 else "", *row[:6]]
-        for name, lines in board.standings.items()
-        for i, row in enumerate(part_rows(line for line in lines if line.part in SHOWN))
-    ]
-
-
-def distinct(worst: Iterable[Bad]) -> list[Bad]:
-    """The worst number of each case."""
-    by_case: dict[str, Bad] = {}
-    for bad in worst:
-        by_case.setdefault(bad.case, bad)
-    return list(by_case.values())
 
 
 def page_section(board: Board) -> str:

@@ -104,13 +104,23 @@ def storage(scored: Scored) -> str:
     return scheme_name(quantization) if quantization.known else "not stated"
 
 
+def traits(scored: Scored) -> list[str]:
+    spec = scored.inputs.spec
+    known = ("states", spec.has_states), ("latents", spec.is_mla), ("experts", spec.experts_per_token > 0)
+    return [name for name, has in known if has] or ["dense"]
+
+
+def layers(scored: Scored) -> str:
+    """The rarest of what a model's layers are; an encoder beside them, of those that have no rare ones."""
+    name = traits(scored)[0]
+    return name + (", encoder" if scored.inputs.spec.multimodal and name in ("dense", "experts") else "")
+
+
 def kind(scored: Scored) -> str:
     """What a model's layers are, and on how many ranks."""
-    spec = scored.inputs.spec
-    traits = ("states", spec.has_states), ("latents", spec.is_mla), ("experts", spec.experts_per_token > 0)
-    words = [name for name, has in traits if has] or ["dense"]
     several = scored.inputs.args.tensor_parallel_size * scored.inputs.args.pipeline_parallel_size > 1
-    return " and ".join(words) + (", encoder" if spec.multimodal else "") + (", several ranks" if several else "")
+    encoder = ", encoder" if scored.inputs.spec.multimodal else ""
+    return " and ".join(traits(scored)) + encoder + (", several ranks" if several else "")
 
 
 GROUPINGS: dict[str, Callable[[Scored], str]] = {
@@ -342,6 +352,7 @@ class Board:
     lines: list[Line]
     validated: list[Line]
     standings: dict[str, list[Line]]
+    held_out: dict[str, list[Line]]
     fitted_on: list[str]
     groups: dict[str, dict[str, list[Line]]]
     worst: list[Bad]
@@ -356,6 +367,7 @@ class Board:
 def board(
     source: str, scored: Sequence[Scored], refused: Sequence[Refused], malformed: list[Malformed],
     validated: Sequence[Validated], constants: Mapping[str, Constant], training: Iterable[Scored],
+    kinds: Iterable[Validated],
 ) -> Board:  # fmt: skip
     fitted_on = in_order({release(result) for result in training if points_of(result)})
     results = [(result.scored, result.scores) for result in validated]
@@ -365,6 +377,7 @@ def board(
         lines_of(score for result in scored for score in result.scores),
         lines_of(score for _, scores in results for score in scores),
         by_standing(results, fitted_on),
+        grouped(((result.scored, result.scores) for result in kinds), layers),
         fitted_on,
         {name: grouped(results, key) for name, key in GROUPINGS.items()},
         worst_of(results, budget, 10),

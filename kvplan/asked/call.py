@@ -16,6 +16,7 @@ SHORT: Final = {
 }  # fmt: skip
 PLAN_KEYWORDS: Final = frozenset(PLAN_KEYS) - {"model", "from_command"}
 KEYWORDS: Final = PLAN_KEYWORDS | set(LENGTH_KEYS)
+TIMED: Final = ("rate", "profile", "trace", "num_requests", "seed")  # of a recommendation with latency targets
 
 
 def form_of(keywords: Mapping[str, Any], known: Collection[str] = KEYWORDS, **named: Any) -> Form:

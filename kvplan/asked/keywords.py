@@ -152,6 +152,16 @@ class EstimateKeywords(PlanKeywords, total=False):
     shared_prefix: str | int | None
 
 
+class RecommendKeywords(EstimateKeywords, total=False):
+    """Also, with latency targets, of which requests arrive, and how often."""
+
+    rate: str | int | float | None
+    profile: str | None
+    trace: str | PathLike[str] | None
+    num_requests: str | int | float | None
+    seed: str | int | float | None
+
+
 class LoadKeywords(PlanKeywords, total=False):
     """Also of a load, in place of lengths: which requests, and how they arrive."""
 

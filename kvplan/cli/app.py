@@ -91,6 +91,9 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "serve_options.ServeOptions",
         "serve.serve",
     ),
+    "mcp": Entry(
+        "Serve estimate, recommend, why and check as tools for agents (MCP).", "mcp_options.McpOptions", "mcp.mcp"
+    ),
     "calibrate": Entry(
         "Fit step times to your own benchmark results, for --calibration.",
         "calibrate_options.CalibrateOptions",

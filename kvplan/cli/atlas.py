@@ -10,9 +10,11 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import path_text
 from kvplan.core.processes import MOST_JOBS, cores
 from kvplan.core.units import parse_count, plural, split_list
+from kvplan.documents.explorer_grid import by_share
 from kvplan.hardware import prices as price_file
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
+from kvplan.servers.base import parse_engine
 
 PROGRESS_S = 10.0
 
@@ -27,12 +29,17 @@ def atlas(options: AtlasOptions) -> int:
         raise UsageError(f"--url {options.url}", "is no address", "write it with https://")
     models = [own(name) for name in names_of(options.models, "--models")] or catalog.model_names()
     gpus = [gpu(name).name for name in names_of(options.gpus, "--gpus")] or pages.usual_gpus()
+    engines = names_of(options.engine, "--engine") or by_share()
+    for name in engines:
+        if parse_engine(name).engine not in by_share():
+            raise UsageError(f"--engine {name}", "has no pages: it places layers", "use kvplan sweep")
     prices = {} if options.prices is None else price_file.read(Path(options.prices)).per_hour
     jobs = cores() if options.jobs is None else parse_count(options.jobs, "--jobs", MOST_JOBS)
     folder = Path(options.output)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--output {path_text(folder)}", "is not a folder", "name another path")
-    site = atlas_site.Site(folder, tuple(dict.fromkeys(models)), tuple(dict.fromkeys(gpus)), prices, options.url)
+    of_models, of_gpus, of_engines = (tuple(dict.fromkeys(names)) for names in (models, gpus, engines))
+    site = atlas_site.Site(folder, of_models, of_gpus, of_engines, prices, options.url)
     if options.url is None and not options.quiet:
         output.tell("note", "no --url: without the address that the site will have there is no sitemap.xml")
     count, changed, done, last = 0, 0, 0, time.monotonic()

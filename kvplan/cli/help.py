@@ -37,6 +37,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "gpus": "kvplan gpus h100-80g",
         "trace": "kvplan trace profiles",
         "serve": "kvplan serve llama-3.1-8b --simulate h100-80g",
+        "mcp": "kvplan mcp",
         "rightsize": "kvplan rightsize examples/metrics.1.txt examples/metrics.2.txt --interval 630s",
         "watch": "kvplan watch --pid 1234",
         "doctor": "kvplan doctor",
@@ -92,6 +93,7 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
         "kvplan upgrade qwen3.5-27b --gpu h100-80g --ctx 32k --from vllm@0.26 --to vllm@0.33",
         "kvplan upgrade 'vllm serve Qwen/Qwen3-8B --max-model-len 8192' --gpu l40s --from vllm@0.20",
     ),
+    "mcp": ("kvplan mcp --list", "kvplan mcp --tools estimate,why"),
     "models": ("kvplan models", "kvplan models --family qwen3"),
     "gpus": ("kvplan gpus", "kvplan gpus l40s --format json"),
     "schema": ("kvplan schema sweep", "kvplan schema diff"),
@@ -156,6 +158,7 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 NEEDS: Final = (
     "calibrate",
+    "mcp",
     "profile",
     "reconcile",
     "report",

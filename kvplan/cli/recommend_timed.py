@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvplan.cli import output
 from kvplan.cli.load_options import words_of
 from kvplan.cli.options import refuse_given, whole_form
-from kvplan.core.errors import UsageError
-from kvplan.core.units import parse_count
-from kvplan.planning.plan import plan
-from kvplan.planning.recommend import shares_experts
 from kvplan.report import timed_text
-from kvplan.servers.base import abilities_of
-from kvplan.simulate import slo
-from kvplan.simulate.load import check_lengths, load_of
-from kvplan.simulate.placing import Demand, placed
-from kvplan.simulate.setup import refuse_reordering, refuse_unmodeled
+from kvplan.simulate.timed import Targets
+from kvplan.simulate.timed import timed as placements_of
+from kvplan.simulate.tuned import Listener
 
 if TYPE_CHECKING:
     from kvplan.asked.question import Inputs
@@ -49,36 +42,7 @@ def timed(
     options: RecommendOptions, question: Question, inputs: Inputs, prices: str | None
 ) -> TimedRecommendationDocument:
     assert options.slo is not None
-    promises = slo.parse_slo(options.slo)
-    load = load_of(words_of(options), output.tell)
-    if load.amount is None or len(load.stages) > 1:
-        raise UsageError("--rate", "must be one number of requests per second", "write --rate 4")
-    users = load.users if load.is_closed else None
-    if users is not None and load.source.num_requests < users:
-        raise UsageError(
-            f"--num-requests {load.source.num_requests:,}",
-            f"is fewer than the {users:,} users, so they would never all run at once",
-            f"write {2 * users} or more",
-        )
-    spare = 0 if options.spare in (None, "0") else parse_count(options.spare or "", "--spare", 1000)
-    demand = Demand(
-        load.source, None if load.is_closed else load.peak, users, promises, spare,
-        strict=not options.optimistic, is_sized=bool(options.num_requests or options.trace),
-        calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
-    )  # fmt: skip
-    output.say(inputs, quiet=options.quiet)
-    first = plan(inputs.requests[0])
-    refuse_unmodeled(first)  # applies to every placement: the answer would not be for the requested load
-    refuse_reordering(whole_form(options).command())
-    context = first.request.args.max_model_len
-    assert isinstance(context, int), "the command states one"
-    rows = islice(load.source.requests(1.0), load.source.num_requests)
-    check_lengths(rows, context, first.request.spec, promises, output.notes_of(options))
-    placements = placed(question, inputs.requests, demand, silent if options.quiet else say_progress)
-    first_request = inputs.requests[0]
-    return timed_text.document(
-        first_request, f"{load.source.name}, {load.how}", demand, placements,
-        prices=prices,
-        shares_experts=abilities_of(first_request.release.engine).recommended
-        and shares_experts(question, first_request),
-    )  # fmt: skip
+    listener = Listener(lambda inputs: output.say(inputs, quiet=options.quiet), output.tell, quiet=options.quiet)
+    targets = Targets(options.slo, words_of(options), options.spare, prices, options.optimistic)
+    progress = silent if options.quiet else say_progress
+    return timed_text.document(*placements_of(targets, question, inputs, whole_form(options), listener, progress))

@@ -240,7 +240,6 @@ class EnvironmentProblem(KvplanError):
     exit_code = 3
 
 
-ERROR = "kvplan/error@1"  # an error as a document, for JSON output
 BUG = 70  # exit code of an unexpected exception
 INTERRUPTED, TERMINATED = 130, 143  # exit codes after SIGINT and SIGTERM, as shells count them
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.errors import ERROR, KvplanError
+from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.records import Count, Size
 
@@ -41,7 +41,7 @@ def error_document(error: KvplanError, code: int) -> ErrorDocument:
     if error.mark is not None:
         mark = {"file": printable(error.mark.where, 400), "line": error.mark.line, "column": error.mark.column}
     others = [fields_of(other) for other in error.others]
-    return {"schema": ERROR, **fields_of(error), "mark": mark, "others": others, "exit_code": code}
+    return {"schema": "kvplan/error@1", **fields_of(error), "mark": mark, "others": others, "exit_code": code}
 
 
 def fields_of(error: KvplanError) -> Other:

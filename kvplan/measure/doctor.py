@@ -53,6 +53,7 @@ PACKAGES: Mapping[str, str | None] = {
     "perfetto": "trace",
     "huggingface_hub": "hub",
     "ray": "ray",
+    "mcp": "mcp",
     "transformers": "dev",
 }
 NEEDED_FOR: Mapping[str, str] = {
@@ -66,6 +67,7 @@ NEEDED_FOR: Mapping[str, str] = {
     "trace": "kvplan simulate and profile --trace-events FILE.pftrace",
     "hub": "models from the Hugging Face Hub",
     "ray": "kvplan sweep, tune and simulate --ray",
+    "mcp": "kvplan mcp",
 }
 _REQUIRED_FOR = "kvplan itself"
 

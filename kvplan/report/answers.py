@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvplan.documents.plan import PlanDocument
     from kvplan.documents.recommendation import Placement
     from kvplan.documents.simulation import Variant
+    from kvplan.documents.timed import TimedPlacement, TimedRecommendationDocument
+    from kvplan.documents.tune import TuneDocument, TunedSetting
     from kvplan.measure.diagnosis import Diagnosis as DiagnosisFacts
     from kvplan.planning.choice import Chosen
     from kvplan.planning.diff import Difference
@@ -270,6 +272,80 @@ class Recommendation(Result):
     @property
     def serve_command(self) -> str | None:
         """The command that starts each server of the best placement."""
+        return None if self.best is None else self.best["command"]
+
+
+class TimedRecommendation(Result):
+    """What `kvplan recommend --slo` answers: the cheapest servers that keep latency targets, each of them simulated."""
+
+    __slots__ = ()
+    _facts: TimedRecommendationDocument
+    PLACEMENTS: ClassVar = 10  # shown
+
+    def _shapes(self) -> CommandAnswer:
+        from kvplan.report.timed_text import shapes
+
+        return shapes(self._facts, self.PLACEMENTS)
+
+    @property
+    def headline(self) -> str:
+        return self._facts["answer"]
+
+    @property
+    def holds(self) -> bool:
+        """Whether a placement keeps every target."""
+        return self._facts["holds"]
+
+    @property
+    def placements(self) -> list[TimedPlacement]:
+        """The placements that keep the targets, the cheapest first."""
+        return list(self._facts["placements"])
+
+    @property
+    def best(self) -> TimedPlacement | None:
+        """The first placement: its gpu, num_gpus, targets, command and price_per_hour."""
+        return next(iter(self.placements), None)
+
+    @property
+    def serve_command(self) -> str | None:
+        """The command that starts each server of the best placement."""
+        return None if self.best is None else self.best["command"]
+
+
+class Tuning(Result):
+    """What `kvplan tune` answers: the flags with the highest throughput that keep the targets."""
+
+    __slots__ = ()
+    _facts: TuneDocument
+    SETTINGS: ClassVar = 10  # shown
+
+    def _shapes(self) -> CommandAnswer:
+        from kvplan.report.tune_text import shapes
+
+        return shapes(self._facts, self.SETTINGS)
+
+    @property
+    def headline(self) -> str:
+        return self._facts["answer"]
+
+    @property
+    def verdict(self) -> str | None:
+        """Of the load that must be served: "kept", "broken" or "too close"; None where no rate is stated."""
+        return self._facts["verdict"]
+
+    @property
+    def settings(self) -> list[TunedSetting]:
+        """Every setting that was simulated, the chosen one first, then by what they serve."""
+        return list(self._facts["settings"])
+
+    @property
+    def best(self) -> TunedSetting | None:
+        """The chosen setting: its flags, requests_per_s, output_tokens_per_s, targets and command."""
+        return next(iter(self.settings), None)
+
+    @property
+    def serve_command(self) -> str | None:
+        """The command that starts each server with the chosen flags."""
         return None if self.best is None else self.best["command"]
 
 

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvplan.asked.form import Form, read_form
-from kvplan.asked.question import requests
+from kvplan.asked.question import default_context, requests
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.core.units import plural
 from kvplan.documents.artifact import plan_document
 from kvplan.documents.error import error_document
-from kvplan.documents.explorer_grid import by_share, default_context
 from kvplan.documents.plan import PlanDocument
 from kvplan.hardware.gpu import gpu, offered_names
 from kvplan.models import catalog, lookup
@@ -23,8 +22,9 @@ from kvplan.planning.plan import Plan, plan
 from kvplan.planning.sweep import Grid, SweepRow
 from kvplan.report import proof, sweep_text
 from kvplan.report.proof import Proof
+from kvplan.servers.base import parse_engine
 
-SPLITS: Final = (1, 2, 4, 8)
+SPLITS: Final[tuple[int, ...]] = (1, 2, 4, 8)
 CONTEXTS: Final = (4_096, 8_192, 32_768, 131_072)
 USUAL: Final = 8_192  # the context of lists and of first lines, or the model's own where that is shorter
 
@@ -32,21 +32,6 @@ USUAL: Final = 8_192  # the context of lists and of first lines, or the model's 
 def usual_gpus() -> list[str]:
     """Those that are on sale and whose memory a driver reported."""
     return [name for name in offered_names() if gpu(name).total_memory_kind == "logged"]
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """So many GPUs of a kind for one model: users at a context."""
-
-    num_gpus: int
-    context: int
-    users: int
-    low: int
-    high: int
-
-    @property
-    def text(self) -> str:
-        return users_text(self.users, self.low, self.high)
 
 
 class Summary(NamedTuple):
@@ -94,21 +79,14 @@ class Pair:
     def engines(self) -> list[str]:
         return list(dict.fromkeys(row.engine for row in self.rows))
 
-    def offers(self, engine: str | None = None) -> list[Offer]:
-        """What holds a user, of one server or of the first that does."""
-        rows = [row for row in self.rows if row.fits and row.users and engine in (None, row.engine)]
-        return [
-            Offer(row.num_gpus, row.max_model_len or 0, row.users or 0, row.users_low or 0, row.users_high or 0)
-            for row in rows
-        ]
-
     def summary(self, context: int) -> Summary:
-        offers = [offer for offer in self.offers() if offer.context == context]
-        alone = next((offer.users for offer in offers if offer.num_gpus == 1), None)
-        least = min(offers, key=lambda offer: offer.num_gpus, default=None)
-        longest = max((offer.context for offer in self.offers() if offer.num_gpus == 1), default=None)
-        counted = (None, None) if least is None else (least.num_gpus, least.users)
-        return Summary(self.model, self.gpu, alone, *counted, longest)
+        fitting = [row for row in self.rows if row.fits and row.users]
+        usual = [row for row in fitting if row.max_model_len == context]
+        alone = next((row.users for row in usual if row.num_gpus == 1), None)
+        least = min(usual, key=lambda row: row.num_gpus, default=None)
+        longest = max((row.max_model_len or 0 for row in fitting if row.num_gpus == 1), default=None)
+        count, users = (None, None) if least is None else (least.num_gpus, least.users)
+        return Summary(self.model, self.gpu, alone, count, users, longest)
 
 
 def unit_of(first: PlanDocument | None) -> str:
@@ -123,9 +101,10 @@ def users_text(users: int, low: int | None, high: int | None) -> str:
 # --- a page -----------------------------------------------------------------------------------------------------------
 
 
-def contexts_of(model: str) -> list[int]:
+def contexts_of(model: str, engine: str) -> list[int]:
     """The usual contexts below the model's own, then that."""
-    request = requests(read_form(Form({"model": model, "gpu": ["h200"], "offline": True}))).requests[0]
+    form = Form({"model": model, "gpu": ["h200"], "engine": engine, "offline": True})
+    request = requests(read_form(form)).requests[0]
     longest = default_context(request)
     return [*(tokens for tokens in CONTEXTS if tokens < longest), longest]
 
@@ -134,9 +113,9 @@ def usual_context(contexts: Sequence[int]) -> int:
     return max((tokens for tokens in contexts if tokens <= USUAL), default=contexts[0])
 
 
-def pair_of(model: str, gpu_name: str, contexts: Sequence[int], engines: Sequence[str] = ()) -> Pair:
+def pair_of(model: str, gpu_name: str, contexts: Sequence[int], engines: Sequence[str]) -> Pair:
     """Plan a model on a GPU; what cannot be planned has a page that says why."""
-    engines, splits = tuple(engines) or tuple(by_share()), SPLITS
+    splits = SPLITS
     logged = tuple(proof.of_model(model, gpu_name))
     try:
         _, grid, _ = grid_of(form_of(gpu_name, engines, splits, contexts), [model], None)
@@ -146,9 +125,9 @@ def pair_of(model: str, gpu_name: str, contexts: Sequence[int], engines: Sequenc
     numbered = [(number, row) for number, row in enumerate(every) if row.is_possible]
     if not numbered:
         return refused(model, gpu_name, engines, contexts, None, logged)
-    engines = tuple(name for name in engines if any(row.engine.partition("@")[0] == name for _, row in numbered))
-    splits = tuple(sorted({row.tensor_parallel_size for _, row in numbered}))
     releases = {row.engine for _, row in numbered}
+    engines = tuple(name for name in engines if parse_engine(name).label in releases)
+    splits = tuple(sorted({row.tensor_parallel_size for _, row in numbered}))
     rows = [row for row in every if row.tensor_parallel_size in splits and row.engine in releases]
     first = first_plan(grid, numbered, usual_context(contexts))
     document = None if first is None else plan_document(first)
@@ -216,8 +195,9 @@ def first_plan(grid: Grid, numbered: Sequence[tuple[int, SweepRow]], context: in
 def answer_of(model: str, gpu_name: str, rows: Sequence[SweepRow], first: Plan | None, unit: str) -> str:
     """The first line: yes or no, for how many, with what."""
     if first is None:
-        most, reasons = max(row.num_gpus for row in rows), [row.reason for row in rows if row.reason]
-        return f"No: {model} on {most} x {gpu_name}: {reasons[-1]}"
+        count = max(row.num_gpus for row in rows)
+        reason = next(row.reason for row in rows if row.num_gpus == count and row.reason)
+        return f"No: {model} on {count} x {gpu_name}: {reason}"
     request, answer = first.request, first.concurrency
     count = first.request.args.num_gpus
     users = users_text(answer.users, answer.users_low, answer.users_high)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -23,7 +23,7 @@ from kvplan.report.console import memory_rows
 from kvplan.report.explorer_html import explorer_html
 from kvplan.report.formats import as_json
 from kvplan.report.packed import script_hash
-from kvplan.report.proof import WHAT, Proof, of_model, proofs
+from kvplan.report.proof import WHAT, Proof, error_text, figure, of_model, proofs, theirs_of
 from kvplan.report.templates import kvplan_version, rendered_page, source_of
 from kvplan.report.text import memory_bar
 
@@ -43,6 +43,7 @@ class Site:
     folder: Path
     models: tuple[str, ...]
     gpus: tuple[str, ...]
+    engines: tuple[str, ...]
     prices: Mapping[str, float]
     url: str | None
 
@@ -62,22 +63,23 @@ class Written:
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
-def write(site: Site, jobs: int) -> Iterator[Written]:
+def write(site: Site, jobs: int) -> Generator[Written, None, None]:
     """Write what is missing or differs, and yield each model as it is done, then the lists; remove pages that no longer
-    belong.
+    belong. What was done before an interrupt is kept.
     """
     before = manifest(site.folder)
-    known = {name: done for name, done in before.items() if name in site.models and done.files}
-    done: dict[str, Written] = {}
-    stale = [name for name in site.models if not is_current(site, known.get(name))]
-    for name in site.models:
-        if name not in stale:
-            done[name] = Written(**{**fields_of(known[name]), "changed": 0})
-            yield done[name]
-    for result in in_order(model_pages, site, stale, min(jobs, len(stale)), name="atlas"):
-        done[result.name] = result
-        yield result
-    lists = list_pages(site, [done[name] for name in site.models])
+    save_manifest(site.folder, before.values())  # marks the folder as ours
+    done = {name: before[name] for name in site.models if name in before and is_current(site, before[name])}
+    try:
+        yield from (Written(**{**fields_of(result), "changed": 0}) for result in tuple(done.values()))
+        stale = [name for name in site.models if name not in done]
+        for result in in_order(model_pages, site, stale, min(jobs, len(stale)), name="atlas"):
+            done[result.name] = result
+            yield result
+        lists = list_pages(site, [done[name] for name in site.models])
+    except BaseException:
+        save_manifest(site.folder, (before | done).values())
+        raise
     yield lists
     files = {file for result in (*done.values(), lists) for file in result.files}
     for result in before.values():
@@ -86,18 +88,15 @@ def write(site: Site, jobs: int) -> Iterator[Written]:
     save_manifest(site.folder, [*done.values(), lists])
 
 
-def is_current(site: Site, known: Written | None) -> bool:
+def is_current(site: Site, known: Written) -> bool:
     """True if a model's pages were made from the same inputs and are all there."""
-    return (
-        known is not None
-        and known.inputs == inputs_of(site, known.name)
-        and all((site.folder / file).is_file() for file in known.files)
-    )
+    is_same = known.inputs == inputs_of(site, known.name)
+    return is_same and all((site.folder / file).is_file() for file in known.files)
 
 
 def inputs_of(site: Site, model: str) -> str:
     """Hash of everything a model's pages depend on: kvplan itself, facts, GPUs and prices."""
-    parts = [code_hash(), model, repr(site.gpus), repr(sorted(site.prices.items()))]
+    parts = [code_hash(), model, repr(site.gpus), repr(site.engines), repr(sorted(site.prices.items()))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -135,7 +134,7 @@ def fields_of(result: Written) -> dict[str, Any]:
     return {name: getattr(result, name) for name in Written.__slots__}
 
 
-def save_manifest(folder: Path, results: Sequence[Written]) -> None:
+def save_manifest(folder: Path, results: Iterable[Written]) -> None:
     save(folder, MANIFEST, json.dumps({"schema": SCHEMA, "pages": [fields_of(result) for result in results]}) + "\n")
 
 
@@ -158,12 +157,12 @@ def save(folder: Path, name: str, content: str | bytes) -> bool:
 
 def model_pages(site: Site, model: str) -> Written:
     """Every page of one model."""
-    contexts = contexts_of(model)
+    contexts = contexts_of(model, site.engines[0])
     context, files = usual_context(contexts), dict[str, str | bytes]()
-    pairs = [pair_of(model, name, contexts) for name in site.gpus]
+    pairs = [pair_of(model, name, contexts, site.engines) for name in site.gpus]
     summaries = [pair.summary(context) for pair in pairs]
     place = f"models/{model}"
-    explorer = explorer_page(model, [row.gpu for row in summaries if row.least], contexts)
+    explorer = explorer_page(site, model, [row.gpu for row in summaries if row.least], contexts)
     if explorer is not None:
         files[f"{place}/explorer.html"] = explorer
     for pair in pairs:
@@ -203,7 +202,8 @@ def users_table(pair: Pair, engine: str) -> dict[str, Any]:
             reasons[row.reason] = None
         if is_held and row.users == row.max_num_seqs:
             limits[f"{row.users:,} is the server's own limit of requests at a time"] = None
-    notes = [f"no: {'; '.join(list(reasons)[:2])}"] if reasons else []
+    ends = dict.fromkeys([*list(reasons)[:1], *list(reasons)[-1:]])
+    notes = [f"no: {'; '.join(ends)}"] if reasons else []
     table = [(f"{context:,}", [by_gpus.get(count, "-") for count in splits]) for context, by_gpus in cells.items()]
     return {"engine": engine, "splits": splits, "rows": table, "notes": [*notes, *limits]}
 
@@ -214,7 +214,7 @@ def components(pair: Pair) -> list[tuple[str, str, str, str, str, str]]:
         return []
     document = pair.first
     ranges = {row["name"]: (row["low"], row["high"]) for row in document["assumptions"]}
-    out = []
+    out: list[tuple[str, str, str, str, str, str]] = []
     for name, size in memory_rows(document["memory"]).items():
         origin = document["provenance"].get(f"memory.{name}")
         if not size or origin is None:
@@ -238,27 +238,12 @@ def proof_rows(rows: Iterable[Proof]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def theirs_of(row: Proof) -> str:
-    if row.their_error is None:
-        return ""
-    return f"{row.planner}: {figure(row.theirs)} ({error_text(row.their_error)})"
-
-
-def error_text(error: float) -> str:
-    return "0.0%" if abs(error) < 0.0005 else f"{error:+.1%}"
-
-
-def figure(text: str) -> str:
-    value = float(text)
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"
-
-
-def explorer_page(model: str, gpus: Sequence[str], contexts: Sequence[int]) -> str | None:
+def explorer_page(site: Site, model: str, gpus: Sequence[str], contexts: Sequence[int]) -> str | None:
     """One page with sliders over some of the GPUs that hold the model; None for a model without choices."""
     step = max(1, -(-len(gpus) // EXPLORED))
     values = {
         "gpu": list(gpus[::step]), "max_model_len": [str(tokens) for tokens in contexts], "mean_tokens": "2048",
-        "gpu_memory_utilization": "0.9", "offline": True,
+        "gpu_memory_utilization": "0.9", "engine": ",".join(site.engines), "offline": True,
     }  # fmt: skip
     try:
         document, _ = explorer_document([model], Form(values)) if gpus else (None, None)
@@ -275,8 +260,9 @@ def model_page(site: Site, model: str, context: int, rows: Sequence[Summary], *,
     if priced:
         dollars, row = min(priced, key=lambda offer: offer[0])
         per_user, best = min((dollars / (row.least_users or 1), row.gpu) for dollars, row in priced)
-        cheapest = f"; cheapest: {row.least} x {row.gpu}, ${dollars:.2f} an hour; per user {best}, ${per_user:.3f}"
-    answer = f"{model} fits on one GPU of {fitting} of these {len(rows)} kinds at {context:,} tokens{cheapest}"
+        cheapest = f"; cheapest: {row.least} x {row.gpu}, ${dollars:.2f} an hour; per user, {best} at ${per_user:.3f}"
+    alone = f"one GPU of {fitting} of these {len(rows)} kinds" if fitting else "none of these GPUs alone"
+    answer = f"{model} fits on {alone} at {context:,} tokens{cheapest}"
     none = "No server of this model has been logged."
     return rendered(
         "model", model, 2, answer, (), rows=[(row, price_text(site, row)) for row in rows], context=context,

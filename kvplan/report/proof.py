@@ -13,7 +13,7 @@ WHAT: Final = {
     "concurrency": "requests at full length",
     "free_after_pool": "GiB free after the pool",
     "weights": "GiB of weights",
-    "context": "longest context",
+    "context": "tokens of context",
 }
 
 
@@ -67,3 +67,18 @@ def proofs() -> tuple[Proof, ...]:
 def of_model(model: str, gpu: str | None = None) -> list[Proof]:
     """Figures of one model, on one GPU if named."""
     return [row for row in proofs() if row.model == model and gpu in (None, row.gpu)]
+
+
+def theirs_of(row: Proof) -> str:
+    if row.their_error is None:
+        return ""
+    return f"{row.planner}: {figure(row.theirs)} ({error_text(row.their_error)})"
+
+
+def error_text(error: float) -> str:
+    return "0.0%" if abs(error) < 0.0005 else f"{error:+.1%}"
+
+
+def figure(text: str) -> str:
+    value = float(text)
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"

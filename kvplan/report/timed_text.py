@@ -36,7 +36,7 @@ UNTIMED_RANKS = (
 
 
 def document(
-    request: Request, load: str, demand: Demand, placed: Placed, *, prices: str | None, shares_experts: bool
+    request: Request, load: str, demand: Demand, placed: Placed, prices: str | None, shares_experts: bool
 ) -> typed.TimedRecommendationDocument:
     context = request.args.max_model_len
     assert isinstance(context, int), "the command states one"

@@ -22,6 +22,7 @@ from kvplan.servers.base import flag_of, server_of
 from kvplan.servers.words.arguments import ARGUMENTS, flags_of
 from kvplan.simulate.ranges import coverage_remark, unseen_remark, verdict
 from kvplan.simulate.settings import TURNED, is_flag_of
+from kvplan.simulate.tuned import HIGHEST_RATE
 from kvplan.simulate.tuning import MARGIN
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from kvplan.simulate.steady import Demand
     from kvplan.simulate.tuning import Choice, Nearest, Tuned
 
-HIGHEST_RATE: Final = "the highest rate within the targets"  # what is sought where no --rate is given
 METHOD: Final = (
     "All settings are estimated analytically; those in the table were simulated, each at its highest load within the "
     "targets. Parentheses: the range if step times are at the slow or the fast end of their range."

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf, isinf
 from pathlib import Path
 from typing import Final
@@ -47,6 +47,10 @@ class LoadWords:
     users: str | None = None
     think: str | None = None
     ramp: str | None = None
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        return frozenset(field.name for field in fields(cls))
 
     @property
     def names_source(self) -> bool:

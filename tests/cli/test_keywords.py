@@ -6,7 +6,7 @@
 from dataclasses import fields
 from pathlib import Path
 
-from kvplan.asked.call import KEYWORDS, PLAN_KEYWORDS
+from kvplan.asked.call import KEYWORDS, PLAN_KEYWORDS, TIMED
 from kvplan.asked.form import LENGTH_KEYS, PLAN_KEYS, SWITCHES
 from kvplan.servers.words.arguments import ARGUMENTS
 from kvplan.simulate.load import LoadWords
@@ -70,6 +70,12 @@ def module() -> str:
         '    """Also of the requests\' lengths."""',
         "",
         *(line for key in lengths for line in field(key, type_of(key))),
+        "",
+        "",
+        "class RecommendKeywords(EstimateKeywords, total=False):",
+        '    """Also, with latency targets, of which requests arrive, and how often."""',
+        "",
+        *(f"    {name}: {LOAD.get(name, 'str | int | float')} | None" for name in TIMED),
         "",
         "",
         "class LoadKeywords(PlanKeywords, total=False):",

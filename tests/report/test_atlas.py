@@ -62,7 +62,7 @@ def test_a_pages_document_is_what_the_command_prints_byte_for_byte(site: Path, r
 
 
 def test_what_no_server_plans_has_a_page_with_the_error_that_is_printed(run: Run) -> None:
-    pair = atlas.pair_of("jamba-v0.1", "t4", [4096], engines=["sglang"])
+    pair = atlas.pair_of("jamba-v0.1", "t4", [4096], ["sglang"])
     ran = run(*shlex.split(pair.command)[1:])
     assert pair.document == ran.out
     if not pair.rows:
@@ -132,6 +132,8 @@ def test_a_second_run_writes_nothing_and_a_smaller_one_removes_what_left(site: P
         (["--gpus", "nosuch"], "gpu 'nosuch': not in the catalog"),
         (["--models", "bge-m3,"], "--models contains an empty name"),
         (["--url", "example.org"], "--url example.org is no address"),
+        (["--engine", "llama.cpp"], "--engine llama.cpp has no pages: it places layers"),
+        (["--engine", "tgi"], "use vllm"),
         (["-o", "taken"], "contains files that kvplan did not write"),
         (["-o", "file"], "is not a folder"),
     ],
@@ -147,6 +149,17 @@ def test_what_cannot_be_written_is_refused(
     assert ran.code == 2
     assert problem in ran.err
     assert not (tmp_path / "site").exists()
+
+
+def test_what_was_done_before_an_interrupt_is_kept(tmp_path: Path) -> None:
+    from kvplan.report import atlas_site
+
+    site = atlas_site.Site(tmp_path / "site", ("bge-m3", "qwen2.5-0.5b"), ("t4",), ("vllm",), {}, None)
+    results = atlas_site.write(site, jobs=1)
+    assert next(results).name == "bge-m3"
+    results.close()  # as an interrupt does
+    again = list(atlas_site.write(site, jobs=1))
+    assert [(result.name, result.changed > 0) for result in again[:2]] == [("bge-m3", False), ("qwen2.5-0.5b", True)]
 
 
 def test_a_pair_that_was_logged_says_by_how_much_it_was_missed(site: Path) -> None:

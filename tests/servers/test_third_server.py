@@ -300,6 +300,15 @@ def test_a_page_to_explore_says_none_of_anothers_words(run: Run, tmp_path: Path)
     assert foreign(page.read_text(encoding="utf-8") + ran.err) == []
 
 
+def test_an_atlas_of_it_says_none_of_anothers_words(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    words = ["--models", "llama-3.1-8b", "--gpus", "h100-80g", "--engine", "acme", "--jobs", "1", "-q"]
+    assert run("atlas", *words, "-o", tmp_path / "site").code == 0
+    page = (tmp_path / "site" / "models" / "llama-3.1-8b" / "h100-80g.html").read_text(encoding="utf-8")
+    assert "acme@1.0" in page
+    assert foreign(page.partition("<h2>Proof</h2>")[0]) == []  # proof names the servers that were logged
+
+
 def test_a_policy_begun_for_it_says_none_of_anothers_words(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +378,7 @@ ASKED_OF: dict[str, Callable[..., None]] = {
     "pack": test_other_commands_say_none_of_anothers_words,
     "sweep": test_a_sweep_says_none_of_anothers_words,
     "explore": test_a_page_to_explore_says_none_of_anothers_words,
+    "atlas": test_an_atlas_of_it_says_none_of_anothers_words,
     "recommend": test_what_is_for_some_servers_asks_which,
     "tune": test_what_is_for_some_servers_asks_which,
     "simulate": test_what_is_for_some_servers_asks_which,
@@ -388,6 +398,7 @@ OF_NO_SERVER = {
     "report": "runs of the bundled engine",
     "schema": "kvplan's own documents",
     "doctor": "the installation",
+    "mcp": "other commands",
     "trace": "workloads",
 }
 
