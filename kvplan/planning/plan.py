@@ -10,12 +10,21 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import counter
 from kvplan.servers.base import SERVERS, abilities_of, server_of, terms_of
-from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Concurrency, HostRow, Place, PoolShare, Sized, UserAnswer
+from kvplan.servers.plans.plan import (
+    BUDGET_ROWS,
+    Budget,
+    Concurrency,
+    HostRow,
+    Place,
+    PoolShare,
+    Sized,
+    UserAnswer,
+    check_load,
+)
 from kvplan.servers.plans.plan import Load as Load
 from kvplan.servers.plans.plan import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans.plan import Plan as Plan
 from kvplan.servers.plans.plan import Request as Request
-from kvplan.servers.plans.plan import check_load
 from kvplan.servers.plans.weights import online_scheme, weight_layout
 from kvplan.servers.releases import AS_INSTALLED, Version
 from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, EngineArgs, flags_of
