@@ -229,7 +229,8 @@ function showReach() {
 function show() {
   state.digits = possible(state.chosenDigits);
   const isPlanned = value("error") === null;
-  byId("answer").textContent = answerText();
+  byId("answer").replaceChildren(...answerText().split(/(\S*\d\S*)/) // no break inside a number or a name
+    .map((part, i) => (i % 2 && part.length < 32 ? element("span", { class: "whole" }, part) : part)));
   byId("answer").classList.toggle("no", verdict() !== "yes");
   byId("command").textContent = (isPlanned && textOf("flags.command")) || `(nothing to run: it ${isPlanned ? "does not fit" : "cannot be planned"})`;
   byId("copy").disabled = !(isPlanned && value("flags.command") !== null);

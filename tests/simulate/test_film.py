@@ -30,7 +30,7 @@ from kvplan.workloads.trace import TraceRequest
 from tests.support.browser import SCHEMES, SIZES, colors, complaints, contrast, is_dark, measured, needs_browser
 from tests.support.browser import Open as OpenPage
 from tests.support.browser import open_page as open_page
-from tests.support.cli import Run, refused
+from tests.support.cli import Run
 from tests.support.cli import run as run
 from tests.support.parts import first_pair
 
