@@ -599,7 +599,7 @@ def page(doc: typed.RecommendationDocument, limit: int) -> list[Block]:
             *folded("All placements", [Table.of(headers, cells), *remarks(doc, limit), ranking(doc)]),
         ]
     for title, texts in reasons(doc).items():
-        parts += folded(title, [bullets(texts)])
+        parts += [Markdown(f"{title}:"), bullets(texts)]
     for what, command in commands(doc):
         parts += [Markdown(f"Serve ({what}):" if what else "Serve:"), code(command)]
     return parts
