@@ -238,11 +238,12 @@ def test_it_compares_gpus_at_the_fewest_that_serve(run: Run, tmp_path: Path, ope
     prices = "l40s=1.10,h100-80g=3"
     more = ("--gpu", "l40s,h100-80g", "--tp", "1,2", "--kv-cache-dtype", "auto", "--users", "200")
     assert run("explore", "qwen3-8b", *words, *more, "--prices", prices, "-q", "-o", path).code == 0
-    opened = open_page(path)
+    opened = open_page(path, address="#mean_tokens=full+context&users=200")
     opened.wait_for_selector(READY)
-    rows = {row[0]: row[1:] for row in opened.evaluate(
-        "() => [...document.querySelectorAll('#gpus tbody tr')].map((row) => [...row.children].map((e) => e.textContent))"
-    )}  # fmt: skip
+    read = (
+        "() => [...document.querySelectorAll('#gpus tbody tr')].map((r) => [...r.children].map((e) => e.textContent))"
+    )
+    rows = {name: cells for name, *cells in opened.evaluate(read)}
     assert set(rows) == {"l40s", "h100-80g"}
     for gpu, price in (("l40s", 1.1), ("h100-80g", 3.0)):
         counts = []
