@@ -146,6 +146,12 @@ def figures(answer: Plan) -> Record:
         part = documents[key](answer)
         record |= {f"{key}.{name}": part[name] for name in names}
     record["inputs.num_gpus"] = answer.request.args.num_gpus
+    if answer.slots is not None:
+        speed = answer.slots.speed.empty
+        record |= {
+            "slots.gpu_layers": answer.slots.gpu_layers,
+            "slots.speed.empty.likely": speed and round(speed.likely, 1),
+        }
     record["flags.command"] = shlex.join(serve_command(answer)) if answer.fits else None
     return record
 
