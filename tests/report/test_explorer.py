@@ -351,7 +351,7 @@ def test_a_page_of_six_gpus_is_small(run: Run, tmp_path: Path) -> None:
         (("nothing-1b",), "nothing-1b"),
         (("qwen3-8b", "--gpu", "2xh100-80g"), "takes a name without a number here"),
         (("qwen3-8b", "-o", "x.txt"), "unknown file type"),
-        (("qwen3-8b", "--engine", "vllm,ollama"), "--engine 'ollama' is not a supported server"),
+        (("qwen3-8b", "--engine", "vllm,tgi"), "--engine 'tgi' is not a supported server"),
         (("qwen3-8b", "--ctx", "4k", "--mean-tokens", "4k,x"), "--mean-tokens"),
         (("qwen3-8b", "--ctx", "8k,auto"), "--ctx auto cannot be a choice of the page"),
         (("qwen3-8b", "--lengths", "lognormal:mean=2k,sigma=1"), "--lengths describes one plan, but"),
