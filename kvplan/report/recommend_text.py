@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
@@ -625,7 +625,7 @@ def offers(doc: typed.RecommendationDocument, capacities: Sequence[int] = ()) ->
             None if place["price_per_hour"] is None else place["price_per_hour"] / place["num_gpus"],
             num_servers(place),
         )
-        for place, users in zip_longest(doc["placements"], capacities, fillvalue=0)
+        for place, users in zip(doc["placements"], capacities or repeat(0), strict=False)
     )
 
 

@@ -144,7 +144,7 @@ def test_the_page_has_dollars_a_month_and_a_curve(run: Run, tmp_path: Path) -> N
     """A month has 730 hours; the curve's stairs rise where a server is full."""
     page, text = tmp_path / "buy.html", tmp_path / "buy.md"
     words = (*ASKED[:-2], "--gpus", "l40s,h100-80g", "--rate", "24", "--prices", "l40s=1.5,h100=3", "--report", page)
-    document = run(*words, "--report", text, "--format", "json").json
+    document: Any = run(*words, "--report", text, "--format", "json").json
     assert document["question"]["prices"] == "as stated by --prices"
     for place in document["placements"][:3]:
         assert f"\\${place['price_per_hour'] * 730:,.0f} | \\${place['price_per_hour']:,.2f}" in text.read_text()
