@@ -153,9 +153,9 @@ def steps(offer: Offer, end: float) -> list[tuple[float, float]]:
     return corners
 
 
-def ticks(high: float, most: int = 4) -> list[float]:
-    """Round values from 0 up to `high`, about `most` of them."""
-    rough = high / most
+def ticks(high: float, count: int = 4) -> list[float]:
+    """Round values from 0 up to `high`, about `count` of them."""
+    rough = high / count
     unit = 10.0 ** floor(log10(rough))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough * 0.999)
     return [step * number for number in range(int(high / step + 1e-9) + 1)]

@@ -635,8 +635,8 @@ def name_of(placement: typed.Placement) -> str:
 
 
 def assumptions(doc: typed.RecommendationDocument) -> list[str]:
-    shown = {offer.name for offer in offers(doc)}
-    places = [place for place in doc["placements"] if name_of(place) in shown]
+    names = {offer.name for offer in offers(doc)}
+    places = [place for place in doc["placements"] if name_of(place) in names]
     joined = {place["gpu"] for place in places if place["tensor_parallel_size"] * place["pipeline_parallel_size"] > 1}
     slow = sorted(name for name in joined if gpu(name).interconnect == "pcie")
     likely = "the likely number of users" if doc["question"]["end"] == "likely" else "the low end of its range"

@@ -151,9 +151,9 @@ def test_the_page_has_dollars_a_month_and_a_curve(run: Run, tmp_path: Path) -> N
     assert "Dollars per month by requests per second" in page.read_text()
     [best, *_] = timed_text.offers(document)
     share = 24 / document["placements"][0]["servers"]
-    one = document["placements"][0]["price_per_hour"] / document["placements"][0]["servers"] * 730
+    server_cost = document["placements"][0]["price_per_hour"] / document["placements"][0]["servers"] * 730
     assert [best.cost(amount) for amount in (share * 0.5, share, share * 1.01, 24)] == pytest.approx(
-        [one, one, 2 * one, 24 / share * one]
+        [server_cost, server_cost, 2 * server_cost, 24 / share * server_cost]
     )
 
 
