@@ -21,7 +21,7 @@ from kvplan.core.units import (
     parse_tokens,
     split_list,
 )
-from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
+from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, size_note, split_count, with_memory
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import SERVERS, Abilities, abilities_of, name_of, parse_engine, server_of
@@ -172,7 +172,7 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
         pasted=pasted, host_bandwidth=host_bandwidth,
         environment=command.environment if command else {}, drafts=drafts,
         options=frozenset(form.values),
-        notes=(*pool_notes(form, args), *(machine.text for machine in rented)),
+        notes=(*pool_notes(form, args), *size_notes(form), *(machine.text for machine in rented)),
         host=(rented[0].name, rented[0].host_memory) if len(rented) == 1 else None,
     )  # fmt: skip
 
@@ -358,6 +358,13 @@ def counted_gpus_of(form: Form) -> list[tuple[int | None, GpuSpec]]:
                 raise UsageError("--gpu", f"names {spec.name} twice with different numbers", "use only one")
     faults.refuse()
     return [(count, spec) for spec, count in counts.items()]
+
+
+def size_notes(form: Form) -> list[str]:
+    """Notes on names that leave open which of several sizes of a GPU is meant."""
+    texts = [name.strip() for text in form.texts("gpu") or () for name in text.split(",")]
+    names = {split_count(text)[1]: None for text in texts if form.text("gpu_memory") is None}
+    return [note for name in names if (note := size_note(name, gpu(name))) is not None]
 
 
 def instances_of(form: Form) -> "list[Instance]":

@@ -221,14 +221,10 @@ def check_pool(options: ProfileOptions, spec: ModelSpec, config: "EngineConfig",
     """Refuse a pool of given size that is too small for the longest request; free memory is checked later."""
     from engine.kv_cache import group_layers
     from kvplan.measure.profile import refuse_small_pool
-    from kvplan.measure.recording import CURE
-    from kvplan.simulate.film import check_drawable
 
     if config.num_blocks is not None:
         groups = tuple(group.rule for group in group_layers(spec, config.block_size))
         refuse_small_pool(groups, config, workload, config.num_blocks, options.baseline or ())
-        if options.film is not None:
-            check_drawable(config.num_blocks, CURE)
 
 
 def rank_of(options: ProfileOptions) -> int:

@@ -54,11 +54,6 @@ def simulate(options: SimulateOptions) -> int:
         if options.shared_prefix is not None:
             for note in prefix_notes(load.source.run_len or 0, the_plan.settings, the_plan.pool):
                 output.tell("note", note)
-        if films:
-            from kvplan.simulate.film import check_drawable
-
-            cure = "use a smaller --gpu-memory-utilization or a larger --block-size"
-            check_drawable(the_plan.capacity.num_blocks, cure)
         setups = setups_of(
             the_plan, tier=options.tier or (), tier_chunk=options.tier_chunk, efficiency=options.efficiency,
             calibration=options.calibration, baseline=options.baseline,

@@ -88,7 +88,10 @@ class RecommendOptions(WorkloadOptions):
     rate: Text = option("--rate N", "Requests per second, with --slo.")
     profile: Text = option("--profile NAME", "Named workload, with --slo (`kvplan trace profiles`).")
     trace: Text = option("--trace FILE", "Trace file to replay, with --slo.")
-    num_requests: Text = option("--num-requests N", "Number of requests to simulate, with --slo. Default: 2,000.")
+    num_requests: Text = option(
+        "--num-requests N",
+        "Number of requests to simulate, with --slo. Default: 10 for each user of a server, at least 2,000.",
+    )
     seed: Text = option("--seed N", "Random seed, with --slo. Default: 0.")
     spare: Text = option("--spare N", "Spare servers in addition to those needed, with --slo, e.g. 1.")
     limit: Text = option("--limit N", "Maximum number of placements to show. Default: 10.")

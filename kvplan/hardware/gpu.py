@@ -180,6 +180,19 @@ def _names() -> tuple[str, ...]:
     return tuple(entries.sections(entries.locate("gpus.yaml")))
 
 
+def size_note(name: str, spec: GpuSpec, option: str = "--gpu") -> str | None:
+    """Which of several sizes of memory a name without one stands for: `a100` is a100-80g, and there is a100-40g."""
+    match = re.fullmatch(r"(.+)-(\d+)g", spec.name)
+    if match is None or match[2] in re.findall(r"\d+", name):
+        return None
+    others = [other for other in _names() if other != spec.name and re.fullmatch(rf"{match[1]}-\d+g", other)]
+    if others:
+        return f"{option} {name}: taken as {spec.name}; the other is {' or '.join(others)}"
+    if "geforce" not in spec.device_name.lower():  # cards of one name were sold with several sizes
+        return None
+    return f"{option} {name}: taken as {spec.name}; `kvplan estimate --gpu-memory` plans one of another size"
+
+
 def gpu_names() -> list[str]:
     """Every GPU's own name, in the file's order (by vendor and generation)."""
     return list(_names())

@@ -4,10 +4,8 @@ from dataclasses import dataclass, field
 
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
-from kvplan.simulate.film import Film, check_drawable
+from kvplan.simulate.film import Film
 from kvplan.simulate.tracks import Tracks
-
-CURE = "lower --num-blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +47,8 @@ class Recording:
     tracks: dict[str, Tracks] = field(default_factory=dict)
 
     def begin(self, allocator: str, scheduler: Scheduler, begin_s: float) -> ServingRecord:
-        """Record a scheduler whose serving began at `begin_s`. Raise UsageError if its pool cannot be drawn."""
+        """Record a scheduler whose serving began at `begin_s`."""
         if self.has_film:
-            check_drawable(scheduler.blocks.num_usable_blocks + 1, CURE)
             self.films[allocator] = Film.of(scheduler)
         if self.has_tracks:
             self.tracks[allocator] = Tracks(allocator, begin_s)

@@ -11,7 +11,7 @@ from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import parse_count
 from kvplan.hardware import prices as price_file
-from kvplan.hardware.gpu import gpu, split_count
+from kvplan.hardware.gpu import gpu, size_note, split_count
 from kvplan.hardware.prices import Prices
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.recommend import MOST_USERS, Fit, Placement, Question, Recommendation, fit, recommend, with_args
@@ -169,6 +169,8 @@ def requests_of(form: Form, goal: Goal, prices: Prices | None) -> Inputs:
     assert isinstance(context, int)
     inputs.requests = [with_args(request, max_model_len=context) for request in inputs.requests]
     check_load(inputs.requests[0], context)
+    names = [name.strip() for text in goal.gpus or () for name in text.split(",")]
+    inputs.notes += [note for name in names if (note := size_note(name, gpu(name), "--gpus")) is not None]
     return inputs
 
 

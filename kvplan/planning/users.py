@@ -48,7 +48,7 @@ def counter(pool: Pool, settings: "Settings", capacity: "Capacity", load: Load) 
     """`users_held` of any number of blocks."""
     context = capacity.max_model_len
     shared, longest = pool.shared(min(load.shared_prefix, context)), load.longest(context)
-    kept_back, each = 1 + pool.in_flight(longest, context, settings), own_blocks(pool.allocated_blocks, longest, shared)
+    kept_back, own = 1 + pool.in_flight(longest, context, settings), own_blocks(pool.allocated_blocks, longest, shared)
 
     def users(num_blocks: int) -> UserAnswer:
         holds_one = num_blocks > capacity.blocks_per_request
@@ -58,7 +58,7 @@ def counter(pool: Pool, settings: "Settings", capacity: "Capacity", load: Load) 
         if load.lengths is not None:
             answer = users_for_lengths(pool.allocated_blocks, usable, load.lengths, load.overflow, shared)
         else:
-            answer = UserAnswer(max(0, usable - shared) // each, 0.0, "all users hold the same number of blocks")
+            answer = UserAnswer(max(0, usable - shared) // own, 0.0, "all users hold the same number of blocks")
         # One request of the full context is admitted on its own, whatever its prefill takes.
         return replace(answer, users=1) if holds_one and not answer.users else answer
 

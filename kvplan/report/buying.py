@@ -1,4 +1,4 @@
-"""The part of a recommendation's page that a buyer reads: the choice and two others by the month, and a curve of cost."""
+"""What a buyer reads on a recommendation's page: the choice and two others by the month, and a curve of cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 HOURS_A_MONTH: Final = 730  # 8,760 hours a year, by 12
 MONTH: Final = (
-    f"A month is {HOURS_A_MONTH} hours of every GPU, busy or not. Storage, network, staff and discounts are not included."
+    f"A month is {HOURS_A_MONTH} hours of every GPU, busy or not. "
+    "Storage, network, staff and discounts are not included."
 )
 NO_PRICES: Final = "No prices were given: --prices h200=3.80,b200=6 (dollars per GPU-hour) adds $/month."
 MOST_OFFERS: Final = 3
@@ -73,7 +74,9 @@ def offers_table(offers: Sequence[Offer]) -> Table:
         ]
         for number, offer in enumerate(offers)
     ]
-    return Table.of(("", "GPUs", *(("$/month", "$/hour") if priced else ()), "latency", "servers"), rows, left=(0, 1, *((4, 5) if priced else (2, 3))))
+    money = ("$/month", "$/hour") if priced else ()
+    words = 2 + len(money)
+    return Table.of(("", "GPUs", *money, "latency", "servers"), rows, left=(0, 1, words, words + 1))
 
 
 def summary(offers: Sequence[Offer], prices: str | None) -> list[Block]:
@@ -121,7 +124,8 @@ def drawing(offers: Sequence[Offer], amount: float, unit: str, width: int) -> st
     parts.append(f'<text x="{right}" y="{bottom + 40}" text-anchor="end">{unit}</text>')
     parts.append(
         f'<line x1="{x_of(amount):.1f}" x2="{x_of(amount):.1f}" y1="{head}" y2="{bottom}" stroke="var(--muted)" '
-        f'stroke-dasharray="3 3"/><text x="{x_of(amount):.1f}" y="{head - 4}" text-anchor="middle">{amount:,g} {unit}</text>'
+        f'stroke-dasharray="3 3"/>'
+        f'<text x="{x_of(amount):.1f}" y="{head - 4}" text-anchor="middle">{amount:,g} {unit}</text>'
     )
     for number, offer in reversed([*enumerate(offers)]):
         style = f'fill="none" stroke="{LINES[number]}" stroke-width="2.5" stroke-dasharray="{DASHES[number]}"'
@@ -149,9 +153,9 @@ def steps(offer: Offer, end: float) -> list[tuple[float, float]]:
     return corners
 
 
-def ticks(high: float, most: int = 4) -> list[float]:
-    """Round values from 0 up to `high`, about `most` of them."""
-    rough = high / most
+def ticks(high: float, count: int = 4) -> list[float]:
+    """Round values from 0 up to `high`, about `count` of them."""
+    rough = high / count
     unit = 10.0 ** floor(log10(rough))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough * 0.999)
     return [step * number for number in range(int(high / step + 1e-9) + 1)]

@@ -6,6 +6,7 @@ const ROWS = [["weights", "weights"], ["buffers", "buffers"], ["activations", "a
   ["non_torch", "non-torch"], ["lora", "LoRA"], ["kv_cache", "KV cache"], ["unused", "unused"], ["missing", "missing"]];
 const SELECTED = ["gpu", "kv_cache_dtype", "quantization", "dtype", "tensor_parallel_size", "pipeline_parallel_size"];
 const STOPS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
+const MONTH = 730; // hours: a twelfth of a year
 const number = new Intl.NumberFormat("en-US");
 const byId = (id) => document.getElementById(id);
 const state = { chart: 0, chosenDigits: [], digits: [], users: 0 }; // digits: the possible position nearest to the chosen one
@@ -51,6 +52,13 @@ function verdict(digits = state.digits) {
   return value("concurrency.users_low", digits) * replicas >= wanted ? "yes" : "close";
 }
 
+// Servers of this kind that hold the users wanted, counted at the low end of the range; null where none does.
+function serversFor(digits = state.digits) {
+  if (value("error", digits) !== null || !value("fits", digits)) return null;
+  const each = (value("concurrency.users_low", digits) || value("concurrency.users", digits)) * value("concurrency.replicas", digits);
+  return each ? Math.ceil(numUsers() / each) : null;
+}
+
 function gib(bytes) { // as Python rounds: an exact half to the even digit
   const hundredths = bytes / GIB * 100, below = Math.floor(hundredths);
   const isHalf = hundredths - below === 0.5 && Number.isInteger(bytes / GIB * 8);
@@ -75,9 +83,8 @@ function answerText() {
   const [low, high, likely] = ["users_low", "users_high", "users"].map((name) => value(`concurrency.${name}`));
   const range = low === null || low === high ? "" : ` (${number.format(low)}–${number.format(high)})`;
   const length = chosen("mean_tokens") === data.full ? `${chosen("max_model_len")} tokens each` : `${chosen("mean_tokens")} tokens on average`;
-  const each = (low || likely) * replicas;
   const serves = `${where} serves ${number.format(likely)}${range} at ${length}${replicas > 1 ? ` on each of ${replicas} data-parallel ranks` : ""}`;
-  const servers = each ? Math.ceil(numUsers() / each) : 0;
+  const servers = serversFor() ?? 0;
   const more = servers > 1 ? `; ${number.format(numUsers())} users need ${number.format(servers)} such servers` : "";
   const word = { yes: `Yes, ${number.format(numUsers())} ${numUsers() > 1 ? "users fit" : "user fits"}`,
     no: `No, ${number.format(numUsers())} users do not fit on one server`, close: "Too close to call" }[verdict()];
@@ -143,6 +150,71 @@ function showUsers(isPlanned) {
     element("span", { "data-path": "limits.0.text" }, textOf("limits.0.text")))));
 }
 
+// Each GPU with the tensor parallel size that takes the fewest of them, the other settings as they are; cheapest first.
+function showGpus() {
+  const head = document.querySelector("#gpus thead tr"), body = document.querySelector("#gpus tbody");
+  const [gpu, tp] = [place("gpu"), place("tensor_parallel_size")], prices = data.prices;
+  head.replaceChildren(...["GPU", "GPUs", ...(prices ? ["$/hour", "$/month"] : []), "servers", "users each"]
+    .map((text, i) => element("th", i ? { scope: "col", class: "n" } : { scope: "col" }, text)));
+  const rows = axes()[gpu].values.map((name, digit) => {
+    const ways = axes()[tp].values.map((_, size) => possible(state.chosenDigits.with(gpu, digit).with(tp, size)))
+      .map((digits) => ({ digits, servers: serversFor(digits) })).filter((way) => way.servers)
+      .map((way) => ({ ...way, gpus: way.servers * value("inputs.num_gpus", way.digits) }));
+    const best = ways.sort((a, b) => a.gpus - b.gpus || a.servers - b.servers)[0];
+    return { name, ...best, price: best && prices && prices[name] ? best.gpus * prices[name] : null };
+  });
+  const cost = (row) => row.servers ? row.price ?? (prices ? 1e9 : 0) + row.gpus : Infinity;
+  body.replaceChildren(...rows.sort((a, b) => cost(a) - cost(b)).map((row) => {
+    const link = row.servers ? element("a", { href: `#${address(row.digits)}` }, row.name) : row.name;
+    const money = (sum, digits) => row.price === null ? "-" : `$${sum.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })}`;
+    const cells = row.servers ? [number.format(row.gpus), ...(prices ? [money(row.price, 2), money(row.price * MONTH, 0)] : []),
+      `${number.format(row.servers)} of TP ${axes()[tp].values[row.digits[tp]]}`, number.format(value("concurrency.users", row.digits))]
+      : ["does not fit"];
+    const now = row.servers && row.digits.every((digit, i) => digit === state.digits[i]);
+    return element("tr", now ? { class: "now" } : {}, element("th", { scope: "row" }, link), ...cells.map((text) => element("td", { class: "n" }, text)));
+  }));
+}
+
+// Users of one server over the context, the rest as it is: the likely number as a line, the range as a band.
+function showCurve() {
+  const figure = byId("curve"), context = place("max_model_len"), names = axes()[context].values;
+  const points = names.map((_, digit) => possible(state.chosenDigits.with(context, digit)))
+    .map((digits, i) => ({ i, digits, ok: value("error", digits) === null && value("fits", digits) }))
+    .map((point) => ({ ...point, ...Object.fromEntries(["users", "users_low", "users_high"].map((name) => [name, point.ok ? value(`concurrency.${name}`, point.digits) : 0])) }))
+    .filter((point) => point.users > 0);
+  figure.hidden = names.length < 2 || points.length < 2;
+  if (figure.hidden) return;
+  const width = Math.max(300, figure.clientWidth), height = 190, left = 52, top = 12;
+  const all = [numUsers(), ...points.flatMap((point) => [point.users_low || point.users, point.users_high ?? point.users])];
+  const high = Math.max(...all), low = 10 ** Math.floor(Math.log10(Math.min(...all))), span = Math.log(Math.max(high / low, 2));
+  const x = (i) => left + (width - left - 24) * i / (names.length - 1), y = (users) => top + height * (1 - Math.log(Math.max(users / low, 1)) / span);
+  const svg = (name, attributes, ...children) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, each] of Object.entries(attributes)) made.setAttribute(key, each);
+    made.append(...children);
+    return made;
+  };
+  const at = (name) => points.map((point) => `${x(point.i)},${y(point[name] ?? point.users)}`);
+  const marks = [1, 10, 100, 1000, 10000].filter((users) => users >= low && users <= high);
+  const dot = points.find((point) => point.i === state.digits[context]);
+  figure.querySelector("svg").replaceChildren(
+    ...marks.flatMap((users) => [svg("line", { class: "grid", x1: left, x2: width - 24, y1: y(users), y2: y(users) }),
+      svg("text", { x: left - 8, y: y(users) + 4, "text-anchor": "end" }, number.format(users))]),
+    svg("polygon", { class: "band", points: [...at("users_low"), ...at("users_high").reverse()].join(" ") }),
+    svg("polyline", { class: "line", points: at("users").join(" ") }),
+    svg("line", { class: "wanted", x1: left, x2: width - 24, y1: y(numUsers()), y2: y(numUsers()) }),
+    svg("text", { x: left + 4, y: y(numUsers()) + (y(numUsers()) > height ? -5 : 15) }, `${number.format(numUsers())} wanted`),
+    ...(dot ? [svg("circle", { cx: x(dot.i), cy: y(dot.users), r: 5 })] : []),
+    ...names.map((name, i) => svg("text", { x: x(i), y: top + height + 20, "text-anchor": "middle" }, short(name))));
+  figure.querySelector("svg").setAttribute("viewBox", `0 0 ${width} 230`);
+  figure.querySelector("svg").setAttribute("aria-label", points.map((point) => `${point.users} at ${names[point.i]}`).join(", "));
+}
+
+function short(tokens) { // "8,192" as "8k"
+  const count = Number(tokens.replaceAll(",", ""));
+  return count % 1024 ? tokens : `${count / 1024}k`;
+}
+
 // For each setting: the values that serve the users wanted, the others as they are.
 function showReach() {
   const body = document.querySelector("#reach tbody");
@@ -158,7 +230,8 @@ function showReach() {
 function show() {
   state.digits = possible(state.chosenDigits);
   const isPlanned = value("error") === null;
-  byId("answer").textContent = answerText();
+  byId("answer").replaceChildren(...answerText().split(/(\S*\d\S*)/) // no break inside a number or a name
+    .map((part, i) => (i % 2 && part.length < 32 ? element("span", { class: "whole" }, part) : part)));
   byId("answer").classList.toggle("no", verdict() !== "yes");
   byId("command").textContent = (isPlanned && textOf("flags.command")) || `(nothing to run: it ${isPlanned ? "does not fit" : "cannot be planned"})`;
   byId("copy").disabled = !(isPlanned && value("flags.command") !== null);
@@ -166,12 +239,16 @@ function show() {
   showBar(isPlanned);
   showMemory(isPlanned);
   showUsers(isPlanned);
+  showGpus();
+  showCurve();
   showReach();
   const mean = document.querySelector('[name="mean_tokens"]');
   if (mean) mean.closest("label").querySelector(".value").textContent = chosen("mean_tokens");
-  const words = axes().map((axis, index) => [axis.name, axis.values[state.digits[index]]]);
-  history.replaceState(null, "", `#${new URLSearchParams([...words, ["users", numUsers()]])}`);
+  history.replaceState(null, "", `#${address(state.digits)}`);
 }
+
+const address = (digits) =>
+  new URLSearchParams([...axes().map((axis, index) => [axis.name, axis.values[digits[index]]]), ["users", numUsers()]]).toString();
 
 // --- choosing --------------------------------------------------------------------------------------------------------
 
@@ -256,6 +333,7 @@ async function start() {
   build();
   show();
   byId("copy").addEventListener("click", copy);
+  addEventListener("resize", showCurve);
   addEventListener("hashchange", () => { readAddress(); build(); show(); });
   document.documentElement.dataset.ready = "yes";
 }

@@ -2,6 +2,7 @@
 // Replays what changed in the pool at each step. The states are the scheduler's own; nothing is computed but counts.
 const FREE = 0, CACHED = 1, SHARED = 2, EMPTY = 3;
 const KEYFRAMES = 100; // steps between two copies of a pool, so that going back is quick
+const MOST_CELLS = 65536, MOST_COPIED = 16e6; // cells drawn; blocks in all copies
 const byId = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en-US");
 const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -25,19 +26,35 @@ function apply(cells, changes) {
 
 // The pool at a step, from the nearest copy before it.
 function cellsAt(pool, step) {
-  const copy = Math.floor(step / KEYFRAMES);
+  const copy = Math.floor(step / pool.gap);
   const cells = pool.copies[copy].slice();
-  for (let i = copy * KEYFRAMES + 1; i <= step; i++) apply(cells, pool.film.changes[i]);
+  for (let i = copy * pool.gap + 1; i <= step; i++) apply(cells, pool.film.changes[i]);
   return cells;
 }
 
+// Copies of the pool, and the step that uses most of it.
 function copiesOf(film) {
   const cells = new Uint32Array(film.blocks), copies = [];
+  const gap = Math.max(KEYFRAMES, Math.ceil(film.changes.length * film.blocks / MOST_COPIED));
+  let used = 0, most = 0, fullest = 0;
   film.changes.forEach((changes, step) => {
-    apply(cells, changes);
-    if (step % KEYFRAMES === 0) copies.push(cells.slice());
+    for (let i = 0, block = 0; i < changes.length; i += 2) {
+      block += changes[i];
+      used += (changes[i + 1] >= SHARED) - (cells[block - 1] >= SHARED);
+      cells[block - 1] = changes[i + 1];
+    }
+    if (used > most) [most, fullest] = [used, step];
+    if (step % gap === 0) copies.push(cells.slice());
   });
-  return copies;
+  return { copies, fullest, gap };
+}
+
+// What a cell of several blocks shows: what most of them are.
+function shown(cells, index, each) {
+  if (each === 1) return cells[index];
+  const tally = new Map();
+  for (const owner of cells.subarray(index * each, (index + 1) * each)) tally.set(owner, (tally.get(owner) ?? 0) + 1);
+  return [...tally].reduce((a, b) => (b[1] > a[1] ? b : a))[0];
 }
 
 function counts(cells) {
@@ -72,8 +89,8 @@ function colorOf(owner) {
 function drawCells(pool, cells) {
   const { canvas, columns, size } = pool, context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
-  cells.forEach((owner, index) => {
-    const [red, green, blue] = colorOf(owner);
+  for (let index = 0; index < Math.ceil(cells.length / pool.each); index++) {
+    const [red, green, blue] = colorOf(shown(cells, index, pool.each));
     const left = (index % columns) * size, top = Math.floor(index / columns) * size;
     for (let y = 0; y < size - (size > 3 ? 1 : 0); y++) {
       for (let x = 0; x < size - (size > 3 ? 1 : 0); x++) {
@@ -81,7 +98,7 @@ function drawCells(pool, cells) {
         image.data.set([red, green, blue, 255], at);
       }
     }
-  });
+  }
   context.putImageData(image, 0, 0);
 }
 
@@ -141,26 +158,28 @@ function show() {
 // --- building --------------------------------------------------------------------------------------------------------
 
 function ownerText(pool, index) {
-  const owner = pool.cells[index];
+  const owner = shown(pool.cells, index, pool.each), end = Math.min((index + 1) * pool.each, pool.film.blocks);
   const whose = ["free", "free, in the prefix cache", "shared by several requests", "reserved, nothing in it yet"][owner];
-  return `block ${number.format(index + 1)}: ${whose ?? `request ${number.format(owner - first)}`}`;
+  const blocks = pool.each > 1 ? `blocks ${number.format(index * pool.each + 1)} to ${number.format(end)}, most of them` : `block ${number.format(end)}`;
+  return `${blocks}: ${whose ?? `request ${number.format(owner - first)}`}`;
 }
 
 function build(film) {
   const wide = Math.max(320, Math.min(760, document.querySelector("main").clientWidth / 1.05));
-  const size = Math.max(2, Math.min(14, Math.floor(Math.sqrt(wide * 420 / film.blocks))));
-  const columns = Math.max(1, Math.floor(wide / size)), rows = Math.ceil(film.blocks / columns);
+  const each = Math.ceil(film.blocks / MOST_CELLS), count = Math.ceil(film.blocks / each);
+  const size = Math.max(2, Math.min(14, Math.floor(Math.sqrt(wide * 420 / count))));
+  const columns = Math.max(1, Math.floor(wide / size)), rows = Math.ceil(count / columns);
   const canvas = element("canvas", { width: columns * size, height: rows * size, role: "img", "aria-label": `The KV pool, ${film.name}` });
   const lines = element("canvas", { class: "lines", width: 760, height: 180, role: "img", "aria-label": `Requests and tokens over the steps, ${film.name}` });
   const facts = element("dl", {}), pointed = element("p", { class: "note pointed" });
-  const pool = { film, canvas, lines, facts, columns, size, copies: copiesOf(film) };
+  const pool = { film, canvas, lines, facts, columns, size, each, ...copiesOf(film) };
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const x = Math.floor((event.clientX - box.left) * canvas.width / box.width / size), y = Math.floor((event.clientY - box.top) * canvas.height / box.height / size);
     const index = y * columns + x;
-    pointed.textContent = index < film.blocks ? ownerText(pool, index) : "";
+    pointed.textContent = index < count ? ownerText(pool, index) : "";
   });
-  byId("pools").append(element("section", {}, element("h2", {}, `${film.name}: ${number.format(film.blocks)} blocks of ${film.block_size} tokens`),
+  byId("pools").append(element("section", {}, element("h2", {}, `${film.name}: ${number.format(film.blocks)} blocks of ${film.block_size} tokens${each > 1 ? `, ${each} to a cell` : ""}`),
     facts, canvas, pointed, lines));
   return pool;
 }
@@ -195,6 +214,7 @@ async function start() {
     return;
   }
   byId("step").max = Math.max(0, ...pools.map((pool) => pool.film.seconds.length - 1));
+  byId("step").value = pools[0]?.fullest ?? 0;
   byId("step").addEventListener("input", show);
   addEventListener("resize", show);
   byId("play").addEventListener("click", play);

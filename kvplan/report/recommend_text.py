@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
@@ -599,7 +599,7 @@ def page(doc: typed.RecommendationDocument, limit: int) -> list[Block]:
             *folded("All placements", [Table.of(headers, cells), *remarks(doc, limit), ranking(doc)]),
         ]
     for title, texts in reasons(doc).items():
-        parts += folded(title, [bullets(texts)])
+        parts += [Markdown(f"{title}:"), bullets(texts)]
     for what, command in commands(doc):
         parts += [Markdown(f"Serve ({what}):" if what else "Serve:"), code(command)]
     return parts
@@ -625,7 +625,7 @@ def offers(doc: typed.RecommendationDocument, capacities: Sequence[int] = ()) ->
             None if place["price_per_hour"] is None else place["price_per_hour"] / place["num_gpus"],
             num_servers(place),
         )
-        for place, users in zip_longest(doc["placements"], capacities, fillvalue=0)
+        for place, users in zip(doc["placements"], capacities or repeat(0), strict=False)
     )
 
 
@@ -635,8 +635,8 @@ def name_of(placement: typed.Placement) -> str:
 
 
 def assumptions(doc: typed.RecommendationDocument) -> list[str]:
-    shown = {offer.name for offer in offers(doc)}
-    places = [place for place in doc["placements"] if name_of(place) in shown]
+    names = {offer.name for offer in offers(doc)}
+    places = [place for place in doc["placements"] if name_of(place) in names]
     joined = {place["gpu"] for place in places if place["tensor_parallel_size"] * place["pipeline_parallel_size"] > 1}
     slow = sorted(name for name in joined if gpu(name).interconnect == "pcie")
     likely = "the likely number of users" if doc["question"]["end"] == "likely" else "the low end of its range"

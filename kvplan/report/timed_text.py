@@ -283,7 +283,7 @@ def assumptions(doc: typed.TimedRecommendationDocument) -> list[str]:
         f"Load: {question['load']}, shared evenly by the servers.",
         f"Targets: {targets}; {whole}.",
         f"Latency: simulated for {question['engine']} at one server's share of the load, not measured on these GPUs.",
-        "Curve: a server is added for every further share of that size; one may take more, so later steps may not be due.",
+        "Curve: a server is added for every further share of that size; one may take more, so a step may come later.",
         *(coverage_remark(text) for text in doc["coverage"]),
     ]
 
@@ -304,7 +304,8 @@ def cost_bars(doc: typed.TimedRecommendationDocument, limit: int) -> list[Figure
         drawn = bars("Dollars per hour", ((name, price, dollars(price)) for name, price in rows if price is not None))
         return figures + drawn
     counts = [place["num_gpus"] for place in placements]
-    return figures + bars("GPUs", ((name, count, plural(count, "GPU")) for name, count in zip(names, counts, strict=True)))
+    named = zip(names, counts, strict=True)
+    return figures + bars("GPUs", ((name, count, plural(count, "GPU")) for name, count in named))
 
 
 Column = Literal[

@@ -7,7 +7,6 @@ from typing import Final
 from engine.block_manager import NULL_BLOCK
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
-from kvplan.core.errors import UsageError
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source
@@ -18,7 +17,6 @@ SHARED: Final = 2  # used by several requests
 EMPTY: Final = 3  # allocated to a request, nothing stored in it yet
 FIRST: Final = 4  # owned by one request: its number plus FIRST
 MOST_STEPS: Final = 2_000
-MOST_BLOCKS: Final = 65_535  # limit of the page that draws them
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +84,6 @@ def owners(scheduler: Scheduler) -> dict[int, int]:
 def number_of(seq: Sequence) -> int:
     """Return a request's number: 17 for the ids "17" and "request-17"."""
     return int(seq.request_id.rpartition("-")[2])
-
-
-def check_drawable(num_blocks: int, cure: str) -> None:
-    """Raise UsageError if a pool of `num_blocks` blocks (block 0 included) is too large to draw."""
-    if num_blocks > MOST_BLOCKS + 1:
-        problem = f"a pool of {num_blocks:,} blocks is more than the {MOST_BLOCKS:,} that a page draws"
-        raise UsageError("--film", problem, cure)
 
 
 def filmed(setups: Iterable[tuple[str, Setup]], source: Source, arrivals_of: Callable[[], Arrivals]) -> dict[str, Film]:

@@ -331,7 +331,7 @@ def served(
         simulation = setup.run(arrivals(), source.run_len, caches=caches)
         broken = slo.Broken(promises, source.num_requests, skipped)
         is_same = caches or simulation.config.enable_prefix_caching or not setup.plan.settings.prefix_caching
-        simulation.stop = broken if is_same else lambda run: run.num_preemptions > 0 or broken(run)
+        simulation.stop = broken if is_same else lambda run, broken=broken: run.num_preemptions > 0 or broken(run)
         simulation.run()
         if is_same or not simulation.num_preemptions:
             break

@@ -1,5 +1,6 @@
 """Texts as people paste them: scripts, prompts, other shells, and values that stand elsewhere in the text."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import kvplan
 from benchmarks.pasted import NO_MODEL, outcome, parts, rows
 from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UsageError
-from kvplan.servers.words.shell import split
+from kvplan.servers.words.shell import integer, split
 from tests.support.readme_blocks import ROOT
 
 PLAIN = ["vllm", "serve", "org/a", "--tensor-parallel-size", "2"]
@@ -260,3 +261,36 @@ def test_what_people_publish_is_planned(name: str, least: int, of_named: float) 
     named = [result for result in outcomes if result.kind == "planned" or result.reason not in NO_MODEL]
     assert len(planned) >= least
     assert len(planned) >= of_named * len(named)
+
+
+ARITHMETIC = (
+    "8*1024",
+    " (8 + 8) * 1024 ",
+    "7/2",
+    "-7/2",
+    "7%3",
+    "-7%3",
+    "7 % -3",
+    "131072-1",
+    "2*(3+4)*5",
+    "-(-3)",
+    "0",
+    "9 - -2",
+)
+
+
+def test_arithmetic_of_whole_numbers_is_what_a_shell_computes() -> None:
+    script = "\n".join(f"echo $(({text}))" for text in ARITHMETIC)
+    computed = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert [str(integer(text)) for text in ARITHMETIC] == computed
+
+
+@pytest.mark.parametrize("text", ["", "2**20", "1/0", "1%0", "RANDOM", "010", "0x10", "1<<3", "1;2", "(1", "1" * 101])
+def test_other_arithmetic_is_left_alone(text: str) -> None:
+    assert integer(text) is None
+
+
+def test_arithmetic_in_a_script_is_computed_from_its_literals() -> None:
+    text = 'K=1024\nCTX=$((8 * K))\nvllm serve org/a --max-model-len $CTX --max-num-seqs "$(( $CTX / 128 ))"'
+    assert [*split(text)[-1]] == ["vllm", "serve", "org/a", "--max-model-len", "8192", "--max-num-seqs", "64"]
+    assert "$((8 * $N))" in split("vllm serve org/a --max-model-len $((8 * $N))")[-1]

@@ -9,7 +9,7 @@ import pytest
 
 from kvplan.core.errors import UsageError
 from kvplan.hardware import apple, slices
-from kvplan.hardware.gpu import gpu, gpu_names, of_device, split_count
+from kvplan.hardware.gpu import gpu, gpu_names, of_device, size_note, split_count
 from kvplan.hardware.instances import instance, instances
 from kvplan.hardware.names import read
 
@@ -230,3 +230,23 @@ def test_a_mac_has_what_metal_gives_it() -> None:
     assert (spec.total_memory, spec.total_memory_kind) == (36 * GIB, "nominal")
     assert (spec.total_memory_low, spec.total_memory_high) == (32 * GIB, round(0.81 * 48 * GIB))
     assert (spec.unified, spec.has_own_limit, spec.shared_memory) == (True, True, 48 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "other"),
+    [
+        ("a100", "a100-80g", "the other is a100-40g"),  # sold with 40 and with 80 GB (NVIDIA's data sheet)
+        ("v100", "v100-32g", "the other is v100-16g"),
+        ("3060", "rtx-3060-12g", "--gpu-memory"),  # and with 8 GB, which is not in the catalog
+    ],
+)
+def test_a_name_of_several_sizes_says_which_was_taken(name: str, taken: str, other: str) -> None:
+    note = size_note(name, gpu(name))
+    assert note is not None
+    assert note.startswith(f"--gpu {name}: taken as {taken}; ")
+    assert other in note
+
+
+@pytest.mark.parametrize("name", ["a100-80g", "NVIDIA-A100-SXM4-80GB", "a100-40gb", "h100", "h200", "l40s", "4090"])
+def test_a_name_that_leaves_nothing_open_has_no_note(name: str) -> None:
+    assert size_note(name, gpu(name)) is None

@@ -234,6 +234,45 @@ def test_it_opens_at_the_users_asked_for_where_they_fit(run: Run, tmp_path: Path
 
 
 @needs_browser
+def test_it_compares_gpus_at_the_fewest_that_serve(run: Run, tmp_path: Path, open_page: Open) -> None:
+    """GPUs of each kind for 200 users, by `estimate` at every split: servers of the low end of the range."""
+    path, words = tmp_path / "x.html", ("--ctx", "8k", "--engine", "vllm", "--gpu-memory-utilization", "0.92")
+    prices = "l40s=1.10,h100-80g=3"
+    more = ("--gpu", "l40s,h100-80g", "--tp", "1,2", "--kv-cache-dtype", "auto", "--users", "200")
+    assert run("explore", "qwen3-8b", *words, *more, "--prices", prices, "-q", "-o", path).code == 0
+    opened = open_page(path, address="#mean_tokens=full+context&users=200")
+    opened.wait_for_selector(READY)
+    read = (
+        "() => [...document.querySelectorAll('#gpus tbody tr')].map((r) => [...r.children].map((e) => e.textContent))"
+    )
+    rows = {name: cells for name, *cells in opened.evaluate(read)}
+    assert set(rows) == {"l40s", "h100-80g"}
+    for gpu, price in (("l40s", 1.1), ("h100-80g", 3.0)):
+        counts = []
+        for tp in (1, 2):
+            answer = run("estimate", "qwen3-8b", "--gpu", gpu, "--tp", tp, *words, "--format", "json").json
+            counts.append(-(-200 // answer["concurrency"]["users_low"]) * tp)
+        assert rows[gpu][:3] == [f"{min(counts)}", f"${min(counts) * price:,.2f}", f"${min(counts) * price * 730:,.0f}"]
+    assert opened.locator("#curve").is_hidden()  # one context has no curve
+    opened.click("#gpus tbody tr:last-child a")
+    assert opened.inner_text("#answer").startswith(("Yes", "No", "Too close"))
+
+
+@needs_browser
+def test_it_draws_users_over_the_context(page: Path, run: Run, open_page: Open) -> None:
+    opened = open_page(page, address="#model=llama-3.1-8b&gpu=h100-80g&mean_tokens=full+context")
+    opened.wait_for_selector(READY)
+    label = opened.get_attribute("#curve svg", "aria-label")
+    shares = {axis["name"]: axis["values"] for axis in embedded(page)["charts"][0]["axes"]}
+    for text in shares["max_model_len"]:
+        ran = run(
+            "estimate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", text.replace(",", ""), "--tp", "1",
+            "--gpu-memory-utilization", "0.92", "--format", "json",
+        )  # fmt: skip
+        assert f"{ran.json['concurrency']['users']} at {text}" in (label or "")
+
+
+@needs_browser
 def test_replicas_and_stages_count_as_servers_and_gpus(run: Run, tmp_path: Path, open_page: Open) -> None:
     """TP 1 x PP 2 on each of two replicas: four GPUs, and twice the users of one replica."""
     path, flags = tmp_path / "x.html", ("--tp", "1", "--pp", "2", "--dp", "2", "--ctx", "8k", "--engine", "vllm")

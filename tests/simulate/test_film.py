@@ -30,7 +30,7 @@ from kvplan.workloads.trace import TraceRequest
 from tests.support.browser import SCHEMES, SIZES, colors, complaints, contrast, is_dark, measured, needs_browser
 from tests.support.browser import Open as OpenPage
 from tests.support.browser import open_page as open_page
-from tests.support.cli import Run, refused
+from tests.support.cli import Run
 from tests.support.cli import run as run
 from tests.support.parts import first_pair
 
@@ -220,10 +220,21 @@ def test_the_film_fits_a_phone_and_a_desktop_and_plays(size: str, scheme: str, p
     assert opened.get_attribute("#play", "aria-pressed") == "false"
 
 
-def test_a_pool_too_large_to_draw_is_refused(run: Run, tmp_path: Path) -> None:
+@needs_browser
+def test_a_large_pool_has_several_blocks_to_a_cell_and_opens_where_it_is_fullest(
+    run: Run, tmp_path: Path, open_page: OpenPage
+) -> None:
+    page = tmp_path / "pool.html"
     ran = run(
         "simulate", "qwen3-0.6b", "--gpu", "b200", "--ctx", "8k", "--prompt-tokens", "100", "--output-tokens", "10",
-        "--rate", "1", "--num-requests", "3", "-q", "--film", tmp_path / "pool.html",
+        "--rate", "1", "--num-requests", "3", "-q", "--film", page,
     )  # fmt: skip
-    assert "is more than the 65,535 that a page draws" in refused(ran)
-    assert list(tmp_path.iterdir()) == []
+    assert ran.code == 0, ran
+    [film] = embedded(page)["films"]
+    assert film["blocks"] > 65_536
+    used = [sum(owner > 1 for owner in cells) for cells in pools(film)]
+    opened = open_page(page)
+    opened.wait_for_selector("html[data-ready]")
+    assert int(opened.input_value("#step")) == used.index(max(used))
+    assert f"{-(-film['blocks'] // 65_536)} to a cell" in opened.inner_text("h2")
+    assert int(opened.inner_text("[data-fact='blocks used']")) == max(used)

@@ -140,6 +140,31 @@ def test_without_targets_it_says_that_the_speed_was_not_checked(run: Run) -> Non
     assert "--slo ttft=2s,tpot=50ms" in lines[1]
 
 
+def test_the_page_has_dollars_a_month_and_a_curve(run: Run, tmp_path: Path) -> None:
+    """A month has 730 hours; the curve's stairs rise where a server is full."""
+    page, text = tmp_path / "buy.html", tmp_path / "buy.md"
+    words = (*ASKED[:-2], "--gpus", "l40s,h100-80g", "--rate", "24", "--prices", "l40s=1.5,h100=3", "--report", page)
+    document: Any = run(*words, "--report", text, "--format", "json").json
+    assert document["question"]["prices"] == "as stated by --prices"
+    for place in document["placements"][:3]:
+        assert f"\\${place['price_per_hour'] * 730:,.0f} | \\${place['price_per_hour']:,.2f}" in text.read_text()
+    assert "Dollars per month by requests per second" in page.read_text()
+    [best, *_] = timed_text.offers(document)
+    share = 24 / document["placements"][0]["servers"]
+    server_cost = document["placements"][0]["price_per_hour"] / document["placements"][0]["servers"] * 730
+    assert [best.cost(amount) for amount in (share * 0.5, share, share * 1.01, 24)] == pytest.approx(
+        [server_cost, server_cost, 2 * server_cost, 24 / share * server_cost]
+    )
+
+
+def test_the_page_without_targets_says_that_latency_was_not_checked(run: Run, tmp_path: Path) -> None:
+    text = tmp_path / "buy.md"
+    assert run("recommend", *MODEL, "--users", "50", "--gpus", "l40s,h100-80g", "--report", text, "-q").code == 0
+    assert "| choice | " in text.read_text()
+    assert "| not checked |" in text.read_text()
+    assert "--prices h200=3.80,b200=6" in text.read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [

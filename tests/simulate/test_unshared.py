@@ -181,7 +181,9 @@ def test_what_may_be_shared_is_run_over_the_scheduler() -> None:
         ("llama-4-scout", {"tensor_parallel_size": 4}, 2.0),  # chunks
     ],
 )
-def test_windows_whose_blocks_are_not_followed_run_the_same_steps(model: str, args: dict[str, Any], rate: float) -> None:
+def test_windows_whose_blocks_are_not_followed_run_the_same_steps(
+    model: str, args: dict[str, Any], rate: float
+) -> None:
     """Requests that share no prefix find nothing in the cache, as long as none comes back from a preemption."""
     the_plan = plan(Request(catalog.load(model), gpu("h100-80g"), EngineArgs(max_model_len=16_384, **args)))
     setup, source = (

@@ -170,7 +170,7 @@ def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
             f"--moe-a2a-backend {args.all2all_backend}", "keeps buffers that are not sized", "remove it"
         )
     spare = args.num_redundant_experts
-    experts = max((weight.experts for weight in spec.weights), default=0)
+    experts = max((weight.experts for weight in spec.weights), default=0) if spare else 0
     if spare and (not args.enable_expert_parallel or (experts + spare) % tp):
         raise UsageError(
             f"--ep-num-redundant-experts {spare}",

@@ -190,7 +190,7 @@ class Reader:
             if escaped is not None:
                 return " " if escaped == "\n" else str(escaped) if quoted and escaped in '$`"\\' else str(match[0])
             if run is not None:
-                return str(match[0])
+                return self.computed(str(run))
             known = self.variables.get(name or braced)
             is_set = (name or braced) in self.variables
             if operator and operator.endswith("+"):
@@ -205,6 +205,17 @@ class Reader:
             return str(match[0])
 
         return re.sub(_NAMED, value, text, flags=re.DOTALL) if "$" in text or "\\" in text else text
+
+    def computed(self, run: str) -> str:
+        """What `$((8 * 1024))` comes to; any other substitution as it is: nothing is run."""
+        inner = run[3:-2] if run.startswith("$((") and run.endswith("))") else ""
+
+        def known(match: "re.Match[str]") -> str:
+            value = self.variables.get(match[1])
+            return self.used(match[1], value) if isinstance(value, str) else "?"
+
+        number = integer(re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", known, inner))
+        return run if number is None else str(number)
 
     def used(self, name: str, value: str) -> str:
         self.values[name] = value
@@ -310,6 +321,38 @@ class Reader:
 def ends_as_server(words: list[str]) -> bool:
     """True if a command is the start of a server so far without its arguments."""
     return names_server(words) and (words[-1] == "serve" or words[-2] == "-m")
+
+
+def integer(text: str) -> int | None:
+    """The value of whole numbers with + - * / % and parentheses, as a shell computes them; None for anything else."""
+    if not re.fullmatch(r"[\d\s()+*/%-]{1,100}", text):
+        return None
+    import ast  # only for such a text
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -value(operand)
+            case ast.BinOp(left=left, op=operator, right=right):
+                a, b = value(left), value(right)
+                match operator:
+                    case ast.Add():
+                        return a + b
+                    case ast.Sub():
+                        return a - b
+                    case ast.Mult():
+                        return a * b
+                    case ast.Div() | ast.Mod() if b:
+                        quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)  # toward zero
+                        return quotient if isinstance(operator, ast.Div) else a - b * quotient
+        raise ValueError(text)
+
+    try:
+        return value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError):
+        return None
 
 
 def is_literal(text: str) -> bool:
