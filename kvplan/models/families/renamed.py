@@ -80,7 +80,7 @@ def read_ernie_moe(config: Config, model_type: str) -> SpecDraft:
     kinds = ["sparse" if (i + 1) % every == 0 and first <= i <= last else "dense" for i in range(num_layers)]
     biased = config.flag("use_bias")
     traits = Traits(qkv_bias=biased, o_bias=False, mlp_bias=biased, tied=True)
-    router = Moe(shared="moe_num_shared_experts", router_dtype="float32", correction="buffer")
+    router = Moe(shared="moe_num_shared_experts", router_dtype="float32", correction="counted")
     return moe.read_with(reworded(config, mlp_layer_types=kinds), traits, router, model_type)
 
 
@@ -114,7 +114,7 @@ def read_afmoe(config: Config, model_type: str) -> SpecDraft:
         NO_BIAS, norms=FOUR_NORMS, qk_norm="head", gate=True, windows="types",
         full_every=config.count("global_attn_every_n_layers", default=4),
     )  # fmt: skip
-    router = Moe(shared="num_shared_experts", router_dtype="float32", correction="buffer")
+    router = Moe(shared="num_shared_experts", router_dtype="float32", correction="counted")
     return moe.read_with(first_dense(config, "num_dense_layers"), traits, router, model_type)
 
 
