@@ -7,7 +7,7 @@ Transformers backend follows. Caches are those of plain attention; a class with 
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
@@ -131,7 +131,7 @@ def caches(config: Config, num_layers: int) -> Iterator[tuple[LayerCache, ...]]:
     for key in NO_PLAIN_CACHE:
         if config.values.get(key):
             raise UnsupportedModelError(
-                f"{config.where}: {key}", "its layers keep more than keys and values, which --reader server cannot size",
+                f"{config.where}: {key}", "its layers keep more than keys and values, which kvplan cannot read",
                 "add a reader in kvplan/families",
             )  # fmt: skip
     heads, window = heads_of(config), config.maybe_count("sliding_window")

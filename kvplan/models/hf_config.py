@@ -36,35 +36,33 @@ MODULES: dict[str, tuple[str, ...]] = {
         "llama", "internlm2", "internlm3", "granite", "seed_oss", "smollm3", "mistral", "ministral3", "qwen2", "mimo",
         "qwen2_5_vl", "qwen2_5_omni_text", "qwen2_vl", "qwen3", "qwen3_vl_text", "phi3", "gemma", "gemma2",
         "gemma3_text", "cohere", "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "glm4v_text",
-        "glm_ocr_text", "exaone4", "ernie4_5", "granite_swa", "orion", "plamo3", "solar", "nemotron", "exaone", "minicpm",
-        "PanguEmbedded", "telechat", "paddleocr_vl_text", "dots_ocr", "phi3_v",
-        "Keye", "KeyeVL1_5",
+        "glm_ocr_text", "exaone4", "arcee", "cwm", "jais2", "ernie4_5", "granite_swa", "orion", "plamo3", "solar", "nemotron", "exaone",
+        "minicpm", "PanguEmbedded", "paddleocr_vl_text", "dots_ocr", "phi3_v", "Keye", "KeyeVL1_5",
     ),
     "classic": (
-        "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm", "stablelm_epoch",
-        "chatglm", "qwen", "dbrx",
+        "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm",
+        "stablelm_epoch", "chatglm", "qwen", "dbrx",
     ),
     "multimodal_text": ("llava", "llava_llama", "minicpmv", "mllama", "mllama_text_model", "phi4mm"),
     "moe": (
         "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "xverse", "olmoe",
         "granitemoe", "phimoe", "gpt_oss", "llama4_text", "glm4_moe", "glm4v_moe_text", "minimax_m2", "minimax_m3",
-        "minimax_m3_vl", "mimo_v2_flash", "laguna", "mimo_v2", "aria_text", "deepseek", "exaone_moe", "granitemoeshared",
-        "granitemoe_swa",
+        "minimax_m3_vl", "mimo_v2_flash", "laguna", "mimo_v2", "aria_text", "deepseek", "exaone_moe",
+        "granitemoeshared", "granitemoe_swa",
     ),
     "mla": (
         "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "mistral4", "axk1",
         "pangu_ultra_moe", "sarvam_mla",
     ),
     "renamed": (
-        "hyperclovax", "step1", "iquestloopcoder", "ernie4_5_moe", "bailing_moe", "sarvam_moe", "param2moe", "afmoe",
-        "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
+        "apertus", "hyperclovax", "step1", "telechat", "iquestloopcoder", "ernie4_5_moe", "bailing_moe", "sarvam_moe",
+        "param2moe", "afmoe", "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
     ),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
-        "granitemoehybrid", "nemotron_h", "lfm2",
-        "lfm2_moe", "falcon_mamba",
+        "granitemoehybrid", "nemotron_h", "lfm2", "lfm2_moe", "falcon_mamba",
     ),
-    "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "hrm_text"),
+    "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "qwen4_exp_text"),
     "gemma": ("gemma3n_text", "gemma4_text"),
     "nas": ("nemotron-nas", "deci"),
     "deepseek_v4": ("deepseek_v4",),
@@ -137,7 +135,7 @@ def inner_config(outer: Config) -> Config:
             k: v for k, v in config.values.items() if k not in (*NESTED, *LENGTH_KEYS) and not k.endswith("_config")
         }
         tied = config.values.get(TIED)
-        if tied is None:
+        if tied is None or str(config.values.get("model_type")).endswith("_thinker"):  # the text's own, of a thinker
             tied = OUTER_TIED.get(str(config.values.get("model_type")), inner.get(TIED))
         config = Config({**upper, **inner, TIED: tied}, f"{config.where}: {key}", outer.notes)
     return config
@@ -226,7 +224,7 @@ LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
     "mamba": (RecurrentState,),
     "conv": (RecurrentState,),
     "deepseek_sparse_attention": (LatentAttention,),
-    "indexed_attention": (LatentAttention,),
+    "indexed_attention": (LatentAttention, FullAttention),
 }
 # Types whose output head takes no quantization unless the config names it. Source: vLLM 0.33 model_executor/models
 # (ParallelLMHead without quant_config).

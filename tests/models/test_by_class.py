@@ -5,7 +5,6 @@ default config.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +44,9 @@ def parameters(values: dict[str, Any]) -> tuple[str, int]:
 OTHERWISE = {"axk1": 7168, "hy_v3": -80 * 256, "phimoe": 32_064}
 
 
-@pytest.mark.parametrize("model_type", sorted({*MODULE_OF} - {*MODULES["encoders"]} - {"mllama", "whisper", "longcat_flash"}))
+@pytest.mark.parametrize(
+    "model_type", sorted({*MODULE_OF} - {*MODULES["encoders"]} - {"mllama", "whisper", "longcat_flash"})
+)
 def test_a_reader_counts_what_transformers_own_class_has(model_type: str) -> None:
     values = defaults(model_type)
     if values is None:

@@ -152,6 +152,7 @@ ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class ha
 TOWER_KEYS = (
     "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
     "img_processor", "audio_processor", "embd_layer", "encoder_config", "acoustic_tokenizer_encoder_config",
+    "vlm_config",
 )  # fmt: skip
 NESTED = ("thinker_config", "model_config")
 

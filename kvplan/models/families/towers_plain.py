@@ -15,7 +15,6 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
-    patches,
     row,
     text_hidden,
     vector,
@@ -230,9 +229,8 @@ def llava_onevision2(outer: Config) -> list[Weight]:
     return [
         linear("visual.patch_embedding", channels(config) * config.count("patch_size", default=14) ** 2, hidden),
         layer_norm("visual.layernorm_pre", hidden),
-        *block(config, hidden, config.count("num_attention_heads"), inner) * depth_of(
-            config, "num_hidden_layers", default=24
-        ),
+        *block(config, hidden, config.count("num_attention_heads"), inner)
+        * depth_of(config, "num_hidden_layers", default=24),
         layer_norm("visual.merger.ln_q", hidden),
         column("visual.merger.mlp.0", area, area),
         row("visual.merger.mlp.2", area, text_hidden(outer)),
@@ -304,4 +302,4 @@ def glm_asr(outer: Config) -> list[Weight]:
 
 def qwen3_asr(outer: Config) -> list[Weight]:
     """Qwen3-ASR: Qwen3-Omni's ears alone."""
-    return ears(thinker(outer).sub("audio_config"))
+    return ears(with_defaults(thinker(outer).sub("audio_config"), output_dim=3584))
