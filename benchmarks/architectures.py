@@ -87,7 +87,7 @@ def answers(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield architecture, {"why": f"{kind}: {reach}: {failure.splitlines()[0][:100] if failure else 'one rank'}"}
             continue
         model = catalog.find(model.replace("__", "/")) or model
-        stored = {"catalog": model} if kind == "published" else {"config": reduced(config)}
+        stored = {"model": model} if kind == "published" else {"config": reduced(config)}
         yield architecture, {"config_kind": kind, **stored, "results": [figures(row) for row in both]}
 
 

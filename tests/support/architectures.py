@@ -31,8 +31,8 @@ def rows() -> list[Row]:
 
 
 def spec_of(row: Row) -> ModelSpec:
-    if "catalog" in row:
-        return catalog.load(row["catalog"])
+    if "model" in row:
+        return catalog.load(row["model"])
     return read_config(row["config"], "config.json", row["architecture"])
 
 
