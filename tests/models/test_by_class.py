@@ -5,12 +5,15 @@ default config.
 """
 
 import json
+import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvplan.core.errors import KvplanError
 from kvplan.models.hf_config import MODULE_OF, MODULES, read_config
+from kvplan.sizing.weights import Layout, total_weights
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torch")
@@ -57,3 +60,30 @@ def test_a_reader_counts_what_transformers_own_class_has(model_type: str) -> Non
         pytest.skip(f"its defaults are no model's: {error}")
     own = sum(weight.num_params for weight in spec.weights)
     assert own == counted + OTHERWISE.get(model_type, 0)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "qwen3_moe", "olmoe", "ernie4_5", "exaone4"])
+def test_both_routes_give_ranks_the_same_bytes_and_layers_the_same_caches(model_type: str) -> None:
+    from kvplan.models.by_class import read
+    from kvplan.models.families.config import Config
+
+    values = defaults(model_type)
+    assert values is not None
+    spec, draft = read_config(values, "config.json", model_type), read(Config(values, "config.json"), model_type)
+    own = replace(spec, layer_weights=tuple(draft.layer_weights), other_weights=tuple(draft.other_weights))
+    assert tuple(draft.layers) == spec.layers
+    for ranks in (1, 2, 4):
+        assert total_weights(own, Layout(tp=ranks)) == total_weights(spec, Layout(tp=ranks))
+
+
+def test_a_class_with_latents_is_refused_by_the_key_that_says_so() -> None:
+    values = {**(defaults("llama") or {}), "model_type": "unheard", "kv_lora_rank": 512}
+    with pytest.raises(KvplanError, match="unheard"):
+        read_config(values, "config.json", "model", by_class=True)
+
+
+def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {**(defaults("llama") or {}), "model_type": "unheard"}
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(KvplanError, match=r"--reader server: transformers is not installed; pip install transformers"):
+        read_config(values, "config.json", "model", by_class=True)
