@@ -137,7 +137,7 @@ class PlanKeywords(TypedDict, total=False):
     engine_arg: str | Iterable[str] | None
     assume_dense: bool | None
     text_only: bool | None
-    reader: str | None
+    reader: str | int | None
     revision: str | None
     offline: bool | None
 
