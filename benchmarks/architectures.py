@@ -3,8 +3,8 @@
     python -m benchmarks.architectures ORACLE KIND=FOLDER:ROWS.jsonl...
 
 ORACLE is a folder with the server's code (`vllm-src`), as for benchmarks/registries.py. ROWS answer, on one GPU and on
-two, cases about configs in FOLDER, each in a folder named after its class, or for KIND `published` after an entry of the
-catalog. A class has the first of the given kinds that the server answers. Prints what has none, and why.
+two, cases about configs in FOLDER, each in a folder named after its class, or for KIND `published` after an entry of
+the catalog. A class has the first of the given kinds that the server answers. Prints what has none, and why.
 """
 
 import ast
@@ -51,9 +51,10 @@ def registry(home: Path) -> dict[str, str]:
 
 
 def reduced(values: dict[str, Any]) -> dict[str, Any]:
-    """A config without what is null or says nothing about sizes."""
-    kept = {k: v for k, v in values.items() if v is not None and (k.startswith(KEPT) or not IRRELEVANT.fullmatch(k))}
-    return {k: reduced(v) if isinstance(v, dict) else v for k, v in kept.items()}
+    """A config without what is null or says nothing about sizes; a null window is none, a missing one the class's."""
+    relevant = {k: v for k, v in values.items() if v is not None or k == "sliding_window"}
+    relevant = {k: v for k, v in relevant.items() if k.startswith(KEPT) or not IRRELEVANT.fullmatch(k)}
+    return {k: reduced(v) if isinstance(v, dict) else v for k, v in relevant.items()}
 
 
 def figures(row: dict[str, Any]) -> dict[str, Any]:
@@ -70,40 +71,41 @@ def figures(row: dict[str, Any]) -> dict[str, Any]:
 
 def answers(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(architecture, row) of each model that the server answers; (architecture, {"why"}) of the others."""
-    kind, _, rest = source.partition("=")
-    folder, _, file = rest.partition(":")
-    by_model: dict[str, list[dict[str, Any]]] = {}
+    kind, _, places = source.partition("=")
+    folder, _, file = places.partition(":")
+    by_model: dict[str, dict[int, dict[str, Any]]] = {}
     for line in Path(file).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        by_model.setdefault(row["inputs"]["model"], []).append(row)
-    for model, both in by_model.items():
+        by_model.setdefault(row["inputs"]["model"], {})[int(row["inputs"].get("tp", 1))] = row
+    for model, by_ranks in by_model.items():
+        both = [by_ranks[ranks] for ranks in sorted(by_ranks)]
         config = json.loads((Path(folder) / model / "config.json").read_text(encoding="utf-8"))
         architecture = config["architectures"][0]
-        both.sort(key=lambda row: int(row["inputs"].get("tp", 1)))
         failure = both[0].get("failed", "")
         if failure or len(both) < 2:
             reach = "the oracle does not reach it" if any(text in failure for text in OUT_OF_REACH) else "refused"
             yield architecture, {"why": f"{kind}: {reach}: {failure.splitlines()[0][:100] if failure else 'one rank'}"}
             continue
-        stored = {"catalog": model} if kind == "published" else {"config": reduced(config)}
+        model = catalog.find(model.replace("__", "/")) or model
+        stored = {"model": model} if kind == "published" else {"config": reduced(config)}
         yield architecture, {"config_kind": kind, **stored, "results": [figures(row) for row in both]}
 
 
 def better(row: dict[str, Any], known: dict[str, Any]) -> bool:
     """True for the first row that is answered, and for the first that is on two GPUs."""
-    answered = "failed" not in row.get("results", [{"failed": ""}])[-1]
-    return "results" not in known or (answered and "failed" in known["results"][-1])
+    complete = "failed" not in row.get("results", [{"failed": ""}])[-1]
+    return "results" not in known or (complete and "failed" in known["results"][-1])
 
 
 def main(home: Path, sources: list[str]) -> int:
-    found: dict[str, dict[str, Any]] = {}
+    answered: dict[str, dict[str, Any]] = {}
     for source in sources:
         for architecture, row in answers(source):
-            if better(row, found.get(architecture, {})):
-                found[architecture] = row
+            if better(row, answered.get(architecture, {})):
+                answered[architecture] = row
     lines = []
     for architecture, section in registry(home).items():
-        row = found.get(architecture, {"why": "no config: its class of config lies in the checkpoint's own code"})
+        row = answered.get(architecture, {"why": "no config: its class of config lies in the checkpoint's own code"})
         row = {"architecture": architecture, "section": section, **row}
         if "results" in row:
             verdict, why = outcome(row)

@@ -9,8 +9,8 @@ be any publisher's, a Hub id is its own publisher's. Where the catalog has anoth
 precision, base or instruct), that one is named, and the model counts as not covered.
 
 --registry prints a line for every architecture of vLLM 0.33's and SGLang 0.5.23's registries: `compared` (kvplan gives
-what vLLM's own code gives for a config, on one GPU and on two: weights per rank, blocks, tokens, concurrency) with whose
-config it was, `refused` and why, or `not compared` and why. The rows are tests/facts/architectures.jsonl.
+what vLLM's own code gives for a config, on one GPU and on two: weights per rank, blocks, tokens, concurrency) with
+whose config it was, `refused` and why, or `not compared` and why. The rows are tests/facts/architectures.jsonl.
 """
 
 import json
@@ -145,7 +145,7 @@ def registry() -> int:
         own = "compared" if words.startswith("compared") else ""
         print(f"sglang  {'-':12s} {name:50s} {own or states.get(name, 'not compared'):12s}".rstrip())
     for section in dict.fromkeys(section for section, _, _ in counts):
-        parts = {(state, kind): n for (one, state, kind), n in counts.items() if one == section}
+        parts = {(state, kind): n for (own, state, kind), n in counts.items() if own == section}
         kinds = ", ".join(f"{n} {state}" + (f" ({kind})" if kind != "-" else "") for (state, kind), n in parts.items())
         print(f"vllm {section}: {sum(parts.values())}: {kinds}")
     both = [key for key in counts if key[0] in ("text", "multimodal")]

@@ -32,7 +32,7 @@ ROWS = {
 }
 OF_SGLANG = re.compile(r"sglang|halves|hicache")  # in the names of the files of tests/facts; other files are of vLLM
 FIGURES = {"results", "resolved", "weights", "params", "param_bytes_per_rank", "slots", "layers"}
-FAILED = {"failed", "error", "quant_error"}
+FAILED = {"failed", "error", "quant_error", "refused", "different"}  # the last two by kvplan
 ASK = """
 import transformers
 for name in dir(transformers):

@@ -37,7 +37,7 @@ def from_config(name: str, source: Source) -> Resolved:
     from kvplan.models.hf_config import read_config
 
     values = json.loads(source.config or "")
-    spec = read_config(values, CONFIG, name, assume_dense=source.assume_dense, text_only=source.text_only)
+    spec = read_config(values, CONFIG, name, **source.reading)
     model = Resolved(spec)
     say_notes(model, source)
     return model
@@ -107,7 +107,7 @@ def from_path(ref: str, source: Source) -> Resolved:
             "name a config.json or the directory that holds one",
         )
     try:
-        spec = load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense, text_only=source.text_only)
+        spec = load_spec(path, name=printable(ref, 1000), **source.reading)
     except KvplanError as error:
         if is_there:
             raise
@@ -161,7 +161,7 @@ def from_hub(ref: str, source: Source) -> Resolved:
         if why is not None:
             raise error.changed(remedy=f"{error.remedy} (the catalog lacks it: {why})") from error
         return copy_of(model_id, source, error)
-    spec = load_spec(resolved.directory, name=model_id, assume_dense=source.assume_dense, text_only=source.text_only)
+    spec = load_spec(resolved.directory, name=model_id, **source.reading)
     model = Resolved(spec, notes=list(resolved.notes))
     weigh(model, resolved.directory, source, model_id)
     if not is_sized(model) and not source.offline and not source.weights_stated:

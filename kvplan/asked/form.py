@@ -39,7 +39,7 @@ T = TypeVar("T")
 PLAN_KEYS: Final = (
     "model", "gpu", "gpu_memory", "host_bandwidth", "memory_in_use", *ARGUMENTS, "weights_bytes", "calibration",
     "enable_lora", "draft_model", "speculative_config", "engine", "engine_arg", "from_command", "assume_dense",
-    "text_only", "revision", "offline",
+    "text_only", "reader", "revision", "offline",
 )  # fmt: skip
 READING: Final = ("assume_dense", "text_only", "offline")  # switches of how the model's config is read
 LISTS: Final = ("gpu", "engine_arg", *(name for name, row in ARGUMENTS.items() if row.many))
@@ -249,7 +249,11 @@ def refuse_missing(*values: tuple[str, bool, str]) -> None:
 
 def source_of(form: Form, revision: str | None) -> Source:
     offline, dense, text_only = (form.is_on(key) for key in ("offline", "assume_dense", "text_only"))
-    return Source(revision, offline, dense, text_only, "weights_bytes" in form.values, form.text("config"))
+    reader = form.text("reader")
+    if reader not in (None, "server"):
+        raise UsageError("--reader", f"is server ({reader!r:.40})", "leave it out to use kvplan's own readers")
+    stated = "weights_bytes" in form.values
+    return Source(revision, offline, dense, text_only, stated, form.text("config"), by_class=reader is not None)
 
 
 def pool_notes(form: Form, args: EngineArgs) -> tuple[str, ...]:

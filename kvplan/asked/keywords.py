@@ -137,6 +137,7 @@ class PlanKeywords(TypedDict, total=False):
     engine_arg: str | Iterable[str] | None
     assume_dense: bool | None
     text_only: bool | None
+    reader: str | int | None
     revision: str | None
     offline: bool | None
 
@@ -308,6 +309,7 @@ class SweepKeywords(TypedDict, total=False):
     engine_arg: Value | Iterable[Value]
     assume_dense: Value | Iterable[Value]
     text_only: Value | Iterable[Value]
+    reader: Value | Iterable[Value]
     revision: Value | Iterable[Value]
     offline: Value | Iterable[Value]
     mean_tokens: Value | Iterable[Value]

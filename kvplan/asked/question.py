@@ -22,6 +22,7 @@ from kvplan.servers.releases import DEFAULT, Version
 from kvplan.servers.words.arguments import EngineArgs
 
 if TYPE_CHECKING:
+    from kvplan.models.hf_config import Reading
     from kvplan.models.tensors import Checkpoint
     from kvplan.servers.plans.plan import Estimate
     from kvplan.servers.words.command import Environment, Repeated, Resources, ServeCommand
@@ -38,7 +39,8 @@ LoadOf = Callable[[Context, ModelSpec], Load]  # request lengths, once the conte
 class Source:
     """How a model's config and files are read.
 
-    config  the config itself, as JSON, with MODEL as its name; None: it is looked up by MODEL
+    config    the config itself, as JSON, with MODEL as its name; None: it is looked up by MODEL
+    by_class  a type without a reader is read from transformers' class (`--reader server`)
     """
 
     revision: str | None = None
@@ -47,6 +49,11 @@ class Source:
     text_only: bool = False
     weights_stated: bool = False
     config: str | None = None
+    by_class: bool = False
+
+    @property
+    def reading(self) -> "Reading":
+        return {"assume_dense": self.assume_dense, "by_class": self.by_class, "text_only": self.text_only}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

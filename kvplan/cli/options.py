@@ -130,6 +130,9 @@ class PlanOptions:
     # where the config comes from
     assume_dense: bool = option("--assume-dense", "Size an unknown model_type as a plain dense transformer.", False)
     text_only: bool = option("--text-only", "Size only the language model, without its vision or audio tower.", False)
+    reader: Text = option(
+        "--reader server", "Read a model_type without a reader from transformers' own class, if that is installed."
+    )
     revision: Text = option("--revision REV", "Branch, tag or commit of a Hub model.")
     offline: bool = option("--offline", "Use only the local Hub cache.", False)
 

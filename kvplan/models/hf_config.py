@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
 from kvplan.core.files import load_json, os_problem, printable
@@ -36,34 +36,34 @@ MODULES: dict[str, tuple[str, ...]] = {
         "llama", "internlm2", "internlm3", "granite", "seed_oss", "smollm3", "mistral", "ministral3", "qwen2", "mimo",
         "qwen2_5_vl", "qwen2_5_omni_text", "qwen2_vl", "qwen3", "qwen3_vl_text", "phi3", "gemma", "gemma2",
         "gemma3_text", "cohere", "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "glm4v_text",
-        "glm_ocr_text", "exaone4", "ernie4_5", "granite_swa", "orion", "plamo3", "solar", "nemotron", "exaone", "minicpm",
-        "PanguEmbedded", "telechat",
+        "glm_ocr_text", "exaone4", "arcee", "cwm", "jais2", "ernie4_5", "granite_swa", "orion", "plamo3", "solar",
+        "nemotron", "exaone", "minicpm", "PanguEmbedded", "paddleocr_vl_text", "dots_ocr", "phi3_v", "Keye",
+        "KeyeVL1_5",
     ),
     "classic": (
-        "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm", "stablelm_epoch",
-        "chatglm", "qwen", "dbrx",
+        "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm",
+        "stablelm_epoch", "chatglm", "qwen", "dbrx",
     ),
     "multimodal_text": ("llava", "llava_llama", "minicpmv", "mllama", "mllama_text_model", "phi4mm"),
     "moe": (
         "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "xverse", "olmoe",
         "granitemoe", "phimoe", "gpt_oss", "llama4_text", "glm4_moe", "glm4v_moe_text", "minimax_m2", "minimax_m3",
-        "minimax_m3_vl", "mimo_v2_flash", "laguna", "mimo_v2", "aria_text", "deepseek", "exaone_moe", "granitemoeshared",
-        "granitemoe_swa",
+        "minimax_m3_vl", "mimo_v2_flash", "laguna", "mimo_v2", "aria_text", "deepseek", "exaone_moe",
+        "granitemoeshared", "granitemoe_swa",
     ),
     "mla": (
         "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "mistral4", "axk1",
         "pangu_ultra_moe", "sarvam_mla",
     ),
     "renamed": (
-        "hyperclovax", "step1", "iquestloopcoder", "ernie4_5_moe", "bailing_moe", "sarvam_moe", "param2moe", "afmoe",
-        "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
+        "apertus", "hyperclovax", "step1", "telechat", "iquestloopcoder", "ernie4_5_moe", "bailing_moe", "sarvam_moe",
+        "param2moe", "afmoe", "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
     ),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
-        "granitemoehybrid", "nemotron_h", "lfm2",
-        "lfm2_moe", "falcon_mamba",
+        "granitemoehybrid", "nemotron_h", "lfm2", "lfm2_moe", "falcon_mamba",
     ),
-    "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "hrm_text"),
+    "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "qwen4_exp_text"),
     "gemma": ("gemma3n_text", "gemma4_text"),
     "nas": ("nemotron-nas", "deci"),
     "deepseek_v4": ("deepseek_v4",),
@@ -136,7 +136,7 @@ def inner_config(outer: Config) -> Config:
             k: v for k, v in config.values.items() if k not in (*NESTED, *LENGTH_KEYS) and not k.endswith("_config")
         }
         tied = config.values.get(TIED)
-        if tied is None:
+        if tied is None or str(config.values.get("model_type")).endswith("_thinker"):  # the text's own, of a thinker
             tied = OUTER_TIED.get(str(config.values.get("model_type")), inner.get(TIED))
         config = Config({**upper, **inner, TIED: tied}, f"{config.where}: {key}", outer.notes)
     return config
@@ -225,7 +225,7 @@ LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
     "mamba": (RecurrentState,),
     "conv": (RecurrentState,),
     "deepseek_sparse_attention": (LatentAttention,),
-    "indexed_attention": (LatentAttention,),
+    "indexed_attention": (LatentAttention, FullAttention),
 }
 # Types whose output head takes no quantization unless the config names it. Source: vLLM 0.33 model_executor/models
 # (ParallelLMHead without quant_config).
@@ -294,11 +294,27 @@ def as_published(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return values
 
 
-def reader_for(outer: Config, inner: Config, *, assume_dense: bool) -> tuple[Reader, str]:
-    """The config's reader; with assume_dense Llama's for an unknown type, unless it is evidently not dense."""
+class Reading(TypedDict, total=False):
+    """How a config is read.
+
+    assume_dense  an unknown type as Llama's, unless it is evidently not dense
+    by_class      an unknown type from transformers' class of that type
+    text_only     without the towers, as if the config were only the language model's
+    """
+
+    assume_dense: bool
+    by_class: bool
+    text_only: bool
+
+
+def reader_for(outer: Config, inner: Config, *, assume_dense: bool, by_class: bool) -> tuple[Reader, str]:
+    """The config's reader, or for an unknown type the one asked for."""
     try:
         return find_reader(outer, inner)
     except UnsupportedModelError:
+        if by_class and isinstance(kind := inner.values.get("model_type"), str):
+            own: Reader = import_module("kvplan.models.by_class").read
+            return own, kind
         if not assume_dense or outer.values.get("model_type") in ENCODERS:
             raise
     check_dense(inner)
@@ -328,19 +344,19 @@ def read_config(
     name: str,
     *,
     source: str = "",
-    assume_dense: bool = False,
-    text_only: bool = False,
+    **reading: Unpack[Reading],
 ) -> ModelSpec:
     """Read the facts of one config.
 
-    where      name of the file in error messages
-    text_only  leave out the towers, as if the config were only the language model's
+    where  name of the file in error messages
     Raise InvalidInputError for a damaged config, UnsupportedModelError for a model kvplan will not guess.
     """
     values = as_published(values, where)
     outer = Config(values, where)
     inner = inner_config(outer)
-    reader, model_type = reader_for(outer, inner, assume_dense=assume_dense)
+    text_only = reading.get("text_only", False)
+    dense, by_class = reading.get("assume_dense", False), reading.get("by_class", False)
+    reader, model_type = reader_for(outer, inner, assume_dense=dense, by_class=by_class)
     draft = reader(inner, model_type)
     check_size(draft, where)
     check_shared(outer, inner, draft)
@@ -407,7 +423,7 @@ def folder_of(path: Path) -> Path | None:
     return path.parent if path.name == FILE_NAME else None
 
 
-def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False, text_only: bool = False) -> ModelSpec:
+def load_spec(path: Path, *, name: str | None = None, **reading: Unpack[Reading]) -> ModelSpec:
     """Read a model folder, which its config.json names, too; of any other file the config alone."""
     folder = folder_of(path)
     file = path if folder is None else folder / FILE_NAME
@@ -419,7 +435,7 @@ def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False
 
             values = with_sentence_length(values, folder)
     called = name or printable(file.resolve().parent.name)
-    spec = read_config(values, printable(str(file)), called, assume_dense=assume_dense, text_only=text_only)
+    spec = read_config(values, printable(str(file)), called, **reading)
     if not spec.multimodal or folder is None:
         return spec
     from kvplan.models.processor import settings_of  # only for folders of models with towers

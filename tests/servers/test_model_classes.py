@@ -91,7 +91,7 @@ def test_code_beside_a_checkpoint_is_not_judged(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "model"), [("vllm", "exaone-4.0-32b"), ("sglang", "exaone-4.0-32b"), ("vllm", "olmo-3-7b")]
+    ("engine", "model"), [("vllm", "voxtral-mini-3b"), ("sglang", "exaone-4.0-32b"), ("vllm", "kimi-linear-48b-a3b")]
 )
 def test_a_registered_class_that_was_not_compared_is_noted_once(engine: str, model: str) -> None:
     assert len(notes_on(catalog.load(model), engine)) == 1

@@ -1,7 +1,7 @@
 """Rows of tests/facts/architectures.jsonl: what vLLM 0.33 makes of a config of each class in its registry.
 
 A row with `results` has, for one GPU and for two, bytes of parameters per rank, groups of layers of the KV cache (kind,
-layers, bytes of a page), and blocks, tokens and concurrency for two sizes of it; or the server's `failed`. `config_kind`
+layers, bytes of a page), and blocks, tokens and concurrency for two sizes of it; or the server's `failed`. Its kind
 says whose the config is: "published" (of the catalog's entry), "defaults" (transformers' class's) or "pieces" (from the
 keys that vLLM's class reads, where the checkpoint's own code has the config class). `why` says why there are none.
 """
@@ -31,8 +31,8 @@ def rows() -> list[Row]:
 
 
 def spec_of(row: Row) -> ModelSpec:
-    if "catalog" in row:
-        return catalog.load(row["catalog"])
+    if "model" in row:
+        return catalog.load(row["model"])
     return read_config(row["config"], "config.json", row["architecture"])
 
 

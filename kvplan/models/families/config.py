@@ -151,7 +151,8 @@ class Config:
 ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class has a tower in any case
 TOWER_KEYS = (
     "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
-    "img_processor", "audio_processor", "embd_layer",
+    "img_processor", "audio_processor", "embd_layer", "encoder_config", "acoustic_tokenizer_encoder_config",
+    "vlm_config",
 )  # fmt: skip
 NESTED = ("thinker_config", "model_config")
 

@@ -47,6 +47,7 @@ class Traits:
     sinks: bool = False  # a learned logit per head
     gate: bool = False  # the heads' outputs are gated by a projection of their own, as wide
 
+
 LLAMA = Traits()
 FOUR_NORMS = (
     "input_layernorm",
@@ -106,7 +107,15 @@ TRAITS: dict[str, Traits] = {
     "glm_ocr_text": GLM4,
     "exaone4": Traits(mlp_bias=False, norms=("post_attention_layernorm", "post_feedforward_layernorm"),
                       qk_norm="head", windows="types", full_every=4),
+    "arcee": Traits(gated=False),
+    "cwm": Traits(windows="types"),
+    "jais2": Traits(gated=False, layer_norm=True),
     "ernie4_5": Traits(tied=True),
+    "paddleocr_vl_text": Traits(tied=True),
+    "dots_ocr": Traits(qkv_bias=True, o_bias=False, mlp_bias=False),
+    "phi3_v": Traits(windows="all"),
+    "Keye": Traits(serves_o_bias=False, mlp_bias=False, qk_norm="head", windows="flagged"),
+    "KeyeVL1_5": Traits(serves_o_bias=False, mlp_bias=False, qk_norm="head", windows="flagged"),
     "granite_swa": Traits(windows="types", sinks=True),
     "orion": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, layer_norm=True),
     "plamo3": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, norms=FOUR_NORMS, qk_norm="head", windows="types"),
@@ -115,7 +124,6 @@ TRAITS: dict[str, Traits] = {
     "exaone": LLAMA,
     "minicpm": Traits(qkv_bias=False, o_bias=False, mlp_bias=False),
     "PanguEmbedded": Traits(attention_key="bias"),
-    "telechat": Traits(qkv_bias=False, o_bias=False, mlp_bias=True),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families.blocks import SpecDraft, column, norm, row, table, whole
 from kvplan.models.families.classic_shape import heads_of
 from kvplan.models.families.config import Config
@@ -17,6 +18,7 @@ from kvplan.models.spec import Part, Place, Rope, Weight
 LABELS: Final = 2  # transformers' num_labels if a config does not set it
 PADDING: Final = 1  # transformers' pad_token_id of RoBERTa and XLM-RoBERTa if a config does not set it
 CLASSIFIES: Final = "ForSequenceClassification"
+PER_TOKEN: Final = ("ForMaskedLM", "ForTokenClassification")
 
 
 def labels(config: Config) -> int:
@@ -31,6 +33,10 @@ def in_float32(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
 
 def classifies(config: Config) -> bool:
     names = config.values.get("architectures")
+    if isinstance(names, list) and any(str(name).endswith(PER_TOKEN) for name in names):
+        raise UnsupportedModelError(
+            f"{config.where}: architectures", f"{names[0]!r:.60} has a head for each token, which is not modeled"
+        )
     return isinstance(names, list) and any(isinstance(name, str) and name.endswith(CLASSIFIES) for name in names)
 
 

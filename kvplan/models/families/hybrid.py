@@ -446,8 +446,8 @@ def read_lfm2(config: Config, model_type: str) -> SpecDraft:
     full = attention(hidden, heads, out="out_proj") + qk_norms(heads)
     mixers: dict[bool, Layer] = {True: (full, (attention_cache(heads, None),)), False: (conv, (state,))}
     norms = norm("operator_norm", hidden), norm("ffn_norm", hidden)
-    dense, sparse = gated_mlp(hidden, inner, prefix="feed_forward"), ()
-    first_sparse = num_layers
+    dense, first_sparse = gated_mlp(hidden, inner, prefix="feed_forward"), num_layers
+    sparse: tuple[Weight, ...] = ()
     if model_type == "lfm2_moe":
         first_sparse = config.count("num_dense_layers", default=0, low=0)
         sparse = expert_layer(config, Moe(correction="buffer" if config.flag("use_expert_bias") else ""), hidden)

@@ -22,7 +22,7 @@ ROUTERS: dict[str, Moe] = {
     "pangu_ultra_moe": replace(DEEPSEEK, correction="buffer"),
     "sarvam_mla": Moe(shared="num_shared_experts", correction="buffer"),
 }
-BY_METHOD = ("deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa")  # a routing bias if topk_method is noaux_tc
+BY_METHOD = ("deepseek_v3", "deepseek_v32", "kimi_k2")  # a routing bias if topk_method is noaux_tc
 MORE_NORMS = {"axk1": ("post_mlp_layernorm",), "pangu_ultra_moe": ("pre_mlp_layernorm", "post_mlp_layernorm")}
 PLAIN = Traits(qkv_bias=False, o_bias=False, mlp_bias=False)
 

@@ -1,6 +1,6 @@
 """Decoders whose configs have keys or flags of their own, in the words of the dense and the sparse readers.
 
-Source: vLLM 0.33 model_executor/models, a class each; each compared with its parameters (tests/facts/architectures.jsonl).
+Source: vLLM 0.33 model_executor/models, a class each; compared with its parameters (tests/facts/architectures.jsonl).
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families import dense, moe
-from kvplan.models.families.blocks import Heads, SpecDraft, attention, column, norm, qk_norms, whole
+from kvplan.models.families.blocks import Heads, SpecDraft, attention, column, norm, qk_norms, vector, whole
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import FOUR_NORMS, LLAMA, Traits
 from kvplan.models.families.moe import NO_BIAS, Moe
@@ -48,6 +48,26 @@ def read_hyperclovax(config: Config, model_type: str) -> SpecDraft:
     return dense.read_with(config, replace(LLAMA, norms=norms), model_type)
 
 
+def read_apertus(config: Config, model_type: str) -> SpecDraft:
+    """Apertus: an MLP without a gate, its activation with two numbers of its own, norms of queries and keys."""
+    draft = dense.read_with(config, Traits(gated=False, qk_norm="head"), model_type)
+    own = vector("mlp.act_fn.alpha_p", 1, "mlp"), vector("mlp.act_fn.alpha_n", 1, "mlp")
+    draft.layer_weights = [weights + own for weights in draft.layer_weights]
+    return draft
+
+
+def read_telechat(config: Config, model_type: str) -> SpecDraft:
+    """TeleChat 2: the output and the down projection alone have biases."""
+    widths = {"intermediate_size": config.count("intermediate_size", "ffn_hidden_size")}
+    config = reworded(config, num_hidden_layers=config.num_layers(), **widths)
+    draft = dense.read_with(config, replace(NO_BIAS, o_bias=True), model_type)
+    draft.layer_weights = [
+        tuple(replace(weight, bias=True) if weight.name == "mlp.down_proj" else weight for weight in weights)
+        for weights in draft.layer_weights
+    ]
+    return draft
+
+
 def read_step1(config: Config, model_type: str) -> SpecDraft:
     """Llama with ALiBi, its KV heads counted as `num_attention_groups`."""
     groups = config.count("num_attention_groups", "num_key_value_heads", default=1)
@@ -80,7 +100,7 @@ def read_ernie_moe(config: Config, model_type: str) -> SpecDraft:
     kinds = ["sparse" if (i + 1) % every == 0 and first <= i <= last else "dense" for i in range(num_layers)]
     biased = config.flag("use_bias")
     traits = Traits(qkv_bias=biased, o_bias=False, mlp_bias=biased, tied=True)
-    router = Moe(shared="moe_num_shared_experts", router_dtype="float32", correction="buffer")
+    router = Moe(shared="moe_num_shared_experts", router_dtype="float32", correction="counted")
     return moe.read_with(reworded(config, mlp_layer_types=kinds), traits, router, model_type)
 
 
@@ -114,7 +134,7 @@ def read_afmoe(config: Config, model_type: str) -> SpecDraft:
         NO_BIAS, norms=FOUR_NORMS, qk_norm="head", gate=True, windows="types",
         full_every=config.count("global_attn_every_n_layers", default=4),
     )  # fmt: skip
-    router = Moe(shared="num_shared_experts", router_dtype="float32", correction="buffer")
+    router = Moe(shared="num_shared_experts", router_dtype="float32", correction="counted")
     return moe.read_with(first_dense(config, "num_dense_layers"), traits, router, model_type)
 
 
@@ -127,18 +147,14 @@ def read_cohere2_moe(config: Config, model_type: str) -> SpecDraft:
         config, sliding_window=window and window + 1,
         prefix_dense_intermediate_size=config.count("prefix_dense_intermediate_size", "intermediate_size"),
     )  # fmt: skip
-    router = Moe(
-        inner="intermediate_size", dense_inner="prefix_dense_intermediate_size", shared="num_shared_experts"
-    )
+    router = Moe(inner="intermediate_size", dense_inner="prefix_dense_intermediate_size", shared="num_shared_experts")
     return moe.read_with(config, traits, router, model_type)
 
 
 def read_hy_v3(config: Config, model_type: str) -> SpecDraft:
     """Hunyuan 3: norms of queries and keys where `qk_norm` says so."""
     traits = replace(NO_BIAS, qk_norm="head" if config.flag("qk_norm") else "no")
-    router = Moe(
-        inner="expert_hidden_dim", shared="num_shared_experts", router_dtype="float32", correction="buffer"
-    )
+    router = Moe(inner="expert_hidden_dim", shared="num_shared_experts", router_dtype="float32", correction="buffer")
     inner = config.count("expert_hidden_dim", "moe_intermediate_size")
     return moe.read_with(reworded(config, expert_hidden_dim=inner), traits, router, model_type)
 
@@ -176,7 +192,9 @@ def read_step3p5(config: Config, model_type: str) -> SpecDraft:
     """Step 3.5: layers in a window may have other heads, each gated; a routing bias where flagged."""
     wide = "float32" if config.flag("need_fp32_gate") else None
     correction = "buffer" if config.flag("use_moe_router_bias") else ""
-    config = chosen_layers(reworded(config, num_key_value_heads=config.count("num_attention_groups")), "moe_layers_enum")
+    config = chosen_layers(
+        reworded(config, num_key_value_heads=config.count("num_attention_groups")), "moe_layers_enum"
+    )
     traits = replace(NO_BIAS, qk_norm="head", windows="types")
     draft = moe.read_with(config, traits, replace(STEP, router_dtype=wide, correction=correction), model_type)
     hidden, gated = config.count("hidden_size"), config.flag("use_head_wise_attn_gate")
@@ -207,6 +225,8 @@ def mixer_of(config: Config, heads: Heads) -> tuple[Weight, ...]:
 
 
 READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
+    "apertus": read_apertus,
+    "telechat": read_telechat,
     "hyperclovax": read_hyperclovax,
     "step1": read_step1,
     "iquestloopcoder": read_loop_coder,

@@ -122,9 +122,13 @@ def qwen2_5_omni(outer: Config) -> list[Weight]:
 
 
 def qwen3_omni_moe(outer: Config) -> list[Weight]:
-    """Qwen3-Omni's thinker: Qwen3-VL's tower, and three convolutions before an audio encoder."""
+    """Qwen3-Omni's thinker: Qwen3-VL's tower, and ears."""
     config = thinker(outer)
-    audio = config.sub("audio_config")
+    return [*towers_vision.qwen3_vl(config), *ears(config.sub("audio_config"))]
+
+
+def ears(audio: Config) -> list[Weight]:
+    """Three convolutions before Whisper's layers with a key bias, and a projector."""
     hidden, out = audio.count("d_model", default=1280), audio.count("output_dim", default=2048)
     bins, wide = audio.count("num_mel_bins", default=128), audio.count("downsample_hidden_size", default=480)
     area = KERNEL**2
@@ -132,7 +136,6 @@ def qwen3_omni_moe(outer: Config) -> list[Weight]:
     for _ in range(3):
         bins_left = (bins_left + 1) // 2
     return [
-        *towers_vision.qwen3_vl(config),
         linear(f"{NAME}.conv2d1", area, wide, bias=True),
         linear(f"{NAME}.conv2d2", wide * area, wide, bias=True),
         linear(f"{NAME}.conv2d3", wide * area, wide, bias=True),

@@ -95,7 +95,10 @@ def internvl(outer: Config) -> list[Weight]:
     plain = config.text("norm_type", "layer_norm") == "rms_norm"
     qkv, out, *others = block(config, hidden, heads, inner, norm_bias=not plain)
     qkv = replace(qkv, bias=biased)
-    if outer.values.get("model_type") == "internvl":  # separate queries, keys and values, replicated on every rank
+    if outer.values.get("model_type") in (
+        "internvl",
+        "interns1",
+    ):  # separate queries, keys and values, replicated on every rank
         qkv, out = replace(qkv, split="none"), replace(out, split="none")
     norms = tuple(
         vector(f"vision_model.layers.attn.{name}", hidden)

@@ -6,6 +6,7 @@ vLLM 0.33's parameters per rank (tests/facts/architectures.jsonl).
 
 from dataclasses import replace
 
+from kvplan.models.families.blocks import table
 from kvplan.models.families.config import Config
 from kvplan.models.families.tower_blocks import (
     block,
@@ -14,15 +15,22 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
-    patches,
     row,
     text_hidden,
     vector,
 )
-from kvplan.models.families.towers_audio import KERNEL, whisper
+from kvplan.models.families.towers_audio import KERNEL, ears, thinker, whisper
 from kvplan.models.families.towers_audio import NAME as AUDIO_TOWER
 from kvplan.models.families.towers_llava import projector
-from kvplan.models.families.towers_vision import channels, clip, feature_depth, llava_tower, siglip, video_patch
+from kvplan.models.families.towers_vision import (
+    CLIP_LARGE_336_CONFIG,
+    channels,
+    clip,
+    feature_depth,
+    llava_tower,
+    siglip,
+    video_patch,
+)
 from kvplan.models.spec import Part, Weight
 
 PROJECTOR = "multi_modal_projector"
@@ -147,6 +155,119 @@ def lfm2_vl(outer: Config) -> list[Weight]:
     ]
 
 
+def phi3_v(outer: Config) -> list[Weight]:
+    """Phi-3-vision: CLIP up to the last layer but one, two separators, and a projector of four joined patches."""
+    config, text = Config(CLIP_LARGE_336_CONFIG, outer.where, outer.notes), outer.count("hidden_size")
+    hidden, layers = config.count("hidden_size"), config.count("num_hidden_layers")
+    return [
+        *clip(config, layers, layers - 1),
+        replace(  # vLLM 0.33's class makes the language model's table twice
+            table("embed_tokens", outer.count("vocab_size"), text, group="vision_audio"), counted=False
+        ),
+        vector("vision_embed_tokens.glb_GN", 4 * hidden),
+        vector("vision_embed_tokens.sub_GN", 4 * hidden),
+        *whole_projector(4 * hidden, text, text),
+    ]
+
+
+def dots_ocr(outer: Config) -> list[Weight]:
+    """dots.ocr: gated rotary blocks without biases, and Qwen2-VL's merger."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("embed_dim", default=1536), config.count("intermediate_size", default=4224)
+    heads, depth = config.count("num_attention_heads", default=12), depth_of(config, "num_hidden_layers", default=42)
+    pixels = channels(config) * config.count("patch_size", default=14) ** 2 * config.count(
+        "temporal_patch_size", default=1
+    )  # fmt: skip
+    biased, area = config.flag("use_bias"), hidden * config.count("spatial_merge_size", default=2) ** 2
+    layer = block(
+        config, hidden, heads, inner, attention_bias=biased, mlp_bias=biased, norm_bias=False, gated=True
+    )  # fmt: skip
+    return [
+        linear("vision_tower.patch_embed.patchifier.proj", pixels, hidden, bias=True),
+        vector("vision_tower.patch_embed.patchifier.norm", hidden),
+        *layer * depth,
+        *((vector("vision_tower.post_trunk_norm", hidden),) if config.flag("post_norm", True) else ()),
+        layer_norm("vision_tower.merger.ln_q", hidden),
+        column("vision_tower.merger.mlp.0", area, area),
+        row("vision_tower.merger.mlp.2", area, config.count("hidden_size", default=1536)),
+    ]
+
+
+def keye(outer: Config) -> list[Weight]:
+    """Keye: SigLIP without its head, a second table for packed positions, and neighboring patches joined."""
+    config = with_defaults(outer.sub("vision_config"), vision_use_head=False)
+    hidden = config.count("hidden_size", default=1152)
+    area = hidden * config.count("spatial_merge_size", default=2) ** 2
+    joined = area if outer.values.get("model_type") == "KeyeVL1_5" else hidden
+    first, second = projector(area, area, bias=True)
+    return [
+        *siglip(config),
+        linear("visual.packing_position_embedding", hidden, 32768),
+        layer_norm("mlp_AR.pre_norm", joined),
+        first,
+        replace(second, parts=(Part(outer.count("hidden_size")),)),
+    ]
+
+
+def eagle_2_5_vl(outer: Config) -> list[Weight]:
+    """Eagle 2.5: SigLIP without its head, and InternVL's projector."""
+    config, text = with_defaults(outer.sub("vision_config"), vision_use_head=False), text_hidden(outer)
+    area = config.count("hidden_size", default=1152) * round(1 / outer.ratio("downsample_ratio", 0.5, 1)) ** 2
+    return [
+        *siglip(config),
+        layer_norm("mlp1.norm", area),
+        linear("mlp1.linear_1", area, text, bias=True),
+        linear("mlp1.linear_2", text, text, bias=True),
+    ]
+
+
+def llava_onevision2(outer: Config) -> list[Weight]:
+    """LLaVA-OneVision 2: rotary blocks between a norm and Qwen2-VL's merger."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size"), config.count("intermediate_size")
+    area = hidden * config.count("spatial_merge_size", default=2) ** 2
+    return [
+        linear("visual.patch_embedding", channels(config) * config.count("patch_size", default=14) ** 2, hidden),
+        layer_norm("visual.layernorm_pre", hidden),
+        *block(config, hidden, config.count("num_attention_heads"), inner)
+        * depth_of(config, "num_hidden_layers", default=24),
+        layer_norm("visual.merger.ln_q", hidden),
+        column("visual.merger.mlp.0", area, area),
+        row("visual.merger.mlp.2", area, text_hidden(outer)),
+    ]
+
+
+def paddleocr_vl(outer: Config) -> list[Weight]:
+    """PaddleOCR-VL: SigLIP without its head; neighboring patches joined."""
+    config = with_defaults(
+        outer.sub("vision_config"), hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, image_size=384,
+        num_attention_heads=16, patch_size=14, vision_use_head=False,
+    )  # fmt: skip
+    hidden = config.count("hidden_size")
+    area = hidden * config.count("spatial_merge_size", default=2) ** 2
+    return [*siglip(config), layer_norm("mlp_AR.pre_norm", hidden), *whole_projector(area, area, text_hidden(outer))]
+
+
+def minicpmv4_6(outer: Config) -> list[Weight]:
+    """MiniCPM-V 4.6: SigLIP, an attention that merges windows of patches, and a merger."""
+    config = with_defaults(outer.sub("vision_config"), vision_use_head=False)
+    hidden, inner = config.count("hidden_size", default=768), config.count("intermediate_size", default=3072)
+    qkv, out, *_ = block(config, hidden, config.count("num_attention_heads", default=12), inner)
+    area = 4 * hidden
+    return [
+        *siglip(config),
+        qkv,
+        out,
+        layer_norm("vit_merger.layer_norm1", hidden),
+        layer_norm("vit_merger.pre_norm", area),
+        linear("vit_merger.linear_1", area, 4 * inner, bias=True),
+        linear("vit_merger.linear_2", 4 * inner, hidden, bias=True),
+        layer_norm("merger.mlp.0.pre_norm", area),
+        linear("merger.mlp.0.linear_1", area, area, bias=True),
+        linear("merger.mlp.0.linear_2", area, text_hidden(outer), bias=True),
+    ]
+
+
 # --- Sounds -----------------------------------------------------------------------------------------------------
 
 
@@ -177,3 +298,8 @@ def glm_asr(outer: Config) -> list[Weight]:
         first,
         replace(second, inputs=2 * text, parts=(Part(text),)),
     ]
+
+
+def qwen3_asr(outer: Config) -> list[Weight]:
+    """Qwen3-ASR: Qwen3-Omni's ears alone."""
+    return ears(with_defaults(thinker(outer).sub("audio_config"), output_dim=3584))

@@ -1,17 +1,18 @@
-"""Decoders of a shape of their own: Mamba 2 alone, OLMo Hybrid, MiniCPM 3, LongCat Flash, HRM.
+"""Decoders of a shape of their own: Mamba 2 alone, OLMo Hybrid, MiniCPM 3, LongCat Flash, Qwen 4's preview.
 
 Source: vLLM 0.33 model_executor/models; compared with its parameters (tests/facts/architectures.jsonl).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families import dense, rope
 from kvplan.models.families.blocks import (
     SpecDraft,
     attention,
     column,
     correction_bias,
-    embedding,
     experts,
     gated_mlp,
     norm,
@@ -19,14 +20,15 @@ from kvplan.models.families.blocks import (
     router,
     row,
     vector,
+    whole,
 )
 from kvplan.models.families.config import Config
-from kvplan.models.families.dense import attention_cache, dense_mlp, heads_of, outer_weights
-from kvplan.models.families.hybrid import Layer, draft, ssm_dtype
+from kvplan.models.families.dense import attention_cache, heads_of, outer_weights
+from kvplan.models.families.hybrid import Layer, draft, read_qwen, ssm_dtype
 from kvplan.models.families.mla import PLAIN, latent_attention, latent_caches
 from kvplan.models.families.moe import TOP_K_KEYS
 from kvplan.models.families.state import Mixer, convolution, mamba2
-from kvplan.models.spec import FullAttention, LayerCache, Part, RecurrentState, Weight
+from kvplan.models.spec import FullAttention, LayerCache, Part, Place, RecurrentState
 
 
 def read_mamba2(config: Config, model_type: str) -> SpecDraft:
@@ -128,29 +130,34 @@ def read_longcat(config: Config, model_type: str) -> SpecDraft:
     )
 
 
-def read_hrm(config: Config, model_type: str) -> SpecDraft:
-    """HRM: two stacks of layers run in cycles, each run of a layer with a cache of its own; no norm has weights."""
-    hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
-    heads, stack = heads_of(config), config.count("num_layers_per_stack")
-    runs = config.count("H_cycles") * (config.count("L_cycles") + 1) * stack
-    gate = Part(heads.num_heads, heads.head_dim)
-    qkv, out = attention(hidden, heads)
-    mixer = column("self_attn.gqkv_proj", hidden, (gate, *qkv.parts), "attention"), out
-    block = mixer + dense_mlp(config, PLAIN, hidden, config.count("intermediate_size"))
-    tied, context = config.flag("tie_word_embeddings"), rope.context_of(config)
-    layers: list[tuple[Weight, ...]] = [block if i < 2 * stack else () for i in range(runs)]
-    return SpecDraft(
-        hidden_size=hidden,
-        num_heads=heads.num_heads,
-        vocab_size=vocab,
-        context=context,
-        layers=[(attention_cache(heads, None),)] * runs,
-        layer_weights=layers,
-        other_weights=[*embedding(vocab, hidden, tied), vector("model.z_L_init", hidden, "norm")],
-        ropes=rope.tables(config, heads.head_dim, context.positions),
-        tied=tied,
-        widest_mlp=config.count("intermediate_size"),
-    )
+QWEN4_MORE = ("ple_layer_ids", "index_head_dim", "index_n_heads", "indexer_head_dim", "index_topk")
+
+
+def read_qwen4(config: Config, model_type: str) -> SpecDraft:
+    """Qwen 4's preview without its tables and indexers: Qwen3.5's layers between mixers of several residual streams."""
+    for key in QWEN4_MORE:
+        if config.values.get(key):
+            raise UnsupportedModelError(
+                f"{config.where}: {key}",
+                "Qwen 4's n-gram tables and key indexes are not modeled",
+                "choose another model",
+            )
+    types = [str(kind).replace("indexed_attention", "full_attention") for kind in config.items("layer_types") or ()]
+    plain = Config({**config.values, "layer_types": types or None}, config.where, config.notes)
+    result = read_qwen(plain, "qwen3_5_moe_text")
+    hidden, streams, rank = config.count("hidden_size"), config.count("hc_count"), config.count("hc_lowrank")
+    width = streams * hidden
+    up, scale = whole("input_mix_weight_up", rank, width, "mlp", quantizable=False), norm("hc_norm", width)
+    down = whole("input_mix_weight_down_block_inject", width, rank + streams**2, "mlp", quantizable=False)
+    plain_norms = ("input_layernorm", "post_attention_layernorm")
+    result.layer_weights = [
+        (*(weight for weight in weights if weight.name not in plain_norms), *(scale, down, up) * 2)
+        for weights in result.layer_weights
+    ]
+    mixer = scale, whole("model.mixer.input_mix_weight_down", width, rank, "mlp", quantizable=False), up
+    result.other_weights = [weight for weight in result.other_weights if weight.name != "model.norm"]
+    result.other_weights += [replace(weight, place=Place.LAST) for weight in mixer]
+    return result
 
 
 READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
@@ -158,5 +165,5 @@ READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "olmo_hybrid": read_olmo_hybrid,
     "minicpm3": read_minicpm3,
     "longcat_flash": read_longcat,
-    "hrm_text": read_hrm,
+    "qwen4_exp_text": read_qwen4,
 }

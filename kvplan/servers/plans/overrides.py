@@ -20,14 +20,15 @@ def reread(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
 
 @lru_cache(maxsize=64)
 def _reread(spec: ModelSpec, text: str) -> ModelSpec:
-    from kvplan.models.hf_config import read_config  # only if a config is changed
+    from kvplan.models.hf_config import MODULE_OF, read_config  # only if a config is changed
 
     def read(config: Mapping[str, Any]) -> ModelSpec:
         # An unknown type was accepted before, with --assume-dense.
         unchanged = config.get("model_type") == spec.config.get("model_type")
         return read_config(
-            config, spec.name, spec.served_name, source=spec.source, assume_dense=unchanged, text_only=spec.text_only
-        )
+            config, spec.name, spec.served_name, source=spec.source, assume_dense=unchanged, text_only=spec.text_only,
+            by_class=unchanged and spec.model_type not in MODULE_OF,
+        )  # fmt: skip
 
     result = read(json.loads(text))
     given = [note for note in spec.notes if note not in read(spec.config).notes]  # not from its config

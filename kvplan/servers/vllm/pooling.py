@@ -79,7 +79,7 @@ def converts(spec: ModelSpec, args: EngineArgs) -> str | None:
 def is_bare(spec: ModelSpec) -> bool:
     """True if a config names the model without a head, so that vLLM treats it as an embedding model (Qwen3Model)."""
     name = spec.architecture
-    return name.endswith("Model") and not name.endswith("HeadModel") and not class_of(spec).generates
+    return name.endswith("Model") and not name.endswith(("HeadModel", "ChatModel")) and not class_of(spec).generates
 
 
 def num_labels(spec: ModelSpec) -> int:

@@ -1,0 +1,89 @@
+"""The route without a reader (`--reader server`) against the readers, and by itself.
+
+transformers' classes count their own parameters; a family's reader must come to the same number for the class's
+default config.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvplan.core.errors import KvplanError
+from kvplan.models.hf_config import MODULE_OF, MODULES, read_config
+from kvplan.sizing.weights import Layout, total_weights
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("torch")
+
+
+def defaults(model_type: str) -> dict[str, Any] | None:
+    """The default config of a causal language model's class; None if transformers has no such class."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    if model_type not in CAUSAL:
+        return None
+    values: dict[str, Any] = json.loads(transformers.AutoConfig.for_model(model_type).to_json_string(use_diff=False))
+    values.pop("time_step_limit", None)  # infinity, which JSON has no number for
+    return values
+
+
+def parameters(values: dict[str, Any]) -> tuple[str, int]:
+    from kvplan.models.by_class import asked_of
+    from kvplan.models.families.config import Config
+
+    name, shapes, _ = asked_of(Config(values, "config.json"), values["model_type"])
+    sizes = [1] * len(shapes)
+    for i, shape in enumerate(shapes.values()):
+        for extent in shape:
+            sizes[i] *= extent
+    return name, sum(sizes)
+
+
+# Where vLLM 0.33's class, which the reader follows, differs from transformers': a third norm in the dense layer, too;
+# norms of queries and keys only where `qk_norm` says so; a head's bias.
+OTHERWISE = {"axk1": 7168, "hy_v3": -80 * 256, "phimoe": 32_064}
+
+
+@pytest.mark.parametrize(
+    "model_type", sorted({*MODULE_OF} - {*MODULES["encoders"]} - {"mllama", "whisper", "longcat_flash"})
+)
+def test_a_reader_counts_what_transformers_own_class_has(model_type: str) -> None:
+    values = defaults(model_type)
+    if values is None:
+        pytest.skip(f"transformers has no causal language model of type {model_type}")
+    try:
+        spec, counted = read_config(values, "config.json", model_type), parameters(values)[1]
+    except KvplanError as error:
+        pytest.skip(f"its defaults are no model's: {error}")
+    own = sum(weight.num_params for weight in spec.weights)
+    assert own == counted + OTHERWISE.get(model_type, 0)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "qwen3_moe", "olmoe", "ernie4_5", "exaone4"])
+def test_both_routes_give_ranks_the_same_bytes_and_layers_the_same_caches(model_type: str) -> None:
+    from kvplan.models.by_class import read
+    from kvplan.models.families.config import Config
+
+    values = defaults(model_type)
+    assert values is not None
+    spec, draft = read_config(values, "config.json", model_type), read(Config(values, "config.json"), model_type)
+    own = replace(spec, layer_weights=tuple(draft.layer_weights), other_weights=tuple(draft.other_weights))
+    assert tuple(draft.layers) == spec.layers
+    for ranks in (1, 2, 4):
+        assert total_weights(own, Layout(tp=ranks)) == total_weights(spec, Layout(tp=ranks))
+
+
+def test_a_class_with_latents_is_refused_by_the_key_that_says_so() -> None:
+    values = {**(defaults("llama") or {}), "model_type": "unheard", "kv_lora_rank": 512}
+    with pytest.raises(KvplanError, match="unheard"):
+        read_config(values, "config.json", "model", by_class=True)
+
+
+def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {**(defaults("llama") or {}), "model_type": "unheard"}
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(KvplanError, match=r"--reader server: transformers is not installed; pip install transformers"):
+        read_config(values, "config.json", "model", by_class=True)
