@@ -5,7 +5,9 @@ Source: vLLM 0.33 models/qwen4_exp (nvidia/model.py, hyperconnection.py, ple_lay
 indexer_qsa.py, common/qsa_cache.py); transformers 5.23 models/qwen4_exp/configuration_qwen4_exp.py.
 """
 
-from kvplan.models.families.blocks import SpecDraft, attention, norm, qk_norms, table, vector, whole
+from dataclasses import replace
+
+from kvplan.models.families.blocks import SpecDraft, attention, norm, qk_norms, replicated, table, vector, whole
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import attention_cache, heads_of
 from kvplan.models.families.hybrid import draft, ssm_dtype
@@ -74,8 +76,6 @@ def ngrams(config: Config, hidden: int, index: int) -> tuple[tuple[Weight, ...],
         whole("ple.kv_proj", width, (wide, hidden), "mlp"),
         *(norm(f"ple.norm_{name}", wide) for name in ("key", "query", "conv")),
         vector("ple.conv1d", wide * kernel, "mlp"),
-        *(vector(f"ple.{name}", count, "embedding", dtype="int64")
-          for name, count in (("layer_multipliers", size), ("sizes", total), ("offsets", total))),
     )  # fmt: skip
     return weights, RecurrentState("short_conv", (kernel - 1) * size + 1, (Part(1, wide, Sharing.GROUPS),), 0, (1, 1))
 
@@ -93,8 +93,13 @@ def read(config: Config, model_type: str) -> SpecDraft:
     if config.maybe_count("indexer_n_heads") is not None:
         dim, pool = config.count("indexer_head_dim"), config.count("indexer_compress_ratio", low=2)
         rows = (config.count("indexer_n_heads") + 1) * dim
-        full += (whole("self_attn.indexer.index_qk_proj", hidden, rows, "attention"),
-                 norm("self_attn.indexer.q_layernorm", dim), norm("self_attn.indexer.k_layernorm", dim))  # fmt: skip
+        qkv, *others = full
+        full = (
+            replace(qkv, parts=(*qkv.parts, replicated(rows))),  # one matrix with the index's queries and keys
+            *others,
+            norm("self_attn.indexer.q_layernorm", dim),
+            norm("self_attn.indexer.k_layernorm", dim),
+        )
         caches += (SparseIndexer(dim, pool, plain=True, positions=24 if "mrope_section" in rope(config) else 0),)
     moe = Moe(shared="shared_expert_intermediate_size", shared_name="mlp.shared_expert", shared_gate=True)
     base = (
