@@ -92,7 +92,9 @@ class PlanOptions:
     )
     gpu_memory: Text = option("--gpu-memory SIZE", "Total memory of one GPU, as CUDA reports it.")
     memory_in_use: Text = option(
-        "--memory-in-use SIZE", "Memory already used on each GPU by other processes (or by the host, if shared)."
+        "--memory-in-use SIZE",
+        "Memory already used on each GPU by other processes (or by the host, if shared); "
+        "by a trainer in turn with a server that sleeps: awake=10GiB,asleep=60GiB.",
     )
 
     @property

@@ -104,9 +104,7 @@ def test_the_phase_that_does_not_fit_is_named_first_with_a_remedy_that_works(in_
     result = run(*words, "--exit-code")
     assert result.code == 1
     assert phase in result.out.splitlines()[0]
-    fixes = kvplan.estimate(gpu="h100-80g", max_model_len=4096, command=VERL, memory_in_use=in_use).to_dict()[
-        "fixes"
-    ]
+    fixes = kvplan.estimate(gpu="h100-80g", max_model_len=4096, command=VERL, memory_in_use=in_use).to_dict()["fixes"]
     assert fixes
     flags = fixes[0]["flag"].split()
     others = [word for word in words if word not in ("--gpu", "h100-80g")] if "--gpu" in flags else words

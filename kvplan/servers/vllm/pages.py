@@ -166,6 +166,8 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
     kernel = pooled_block(spec, how.sm)
     smallest = max(16, how.block_size or kernel, how.backend, MLA_STATE_BLOCK if spec.is_mla else 16)
     aligned = {s: state_alignment(s, how.sm) if s.kind in how.checkpoints else (1, 0) for s in states}
+    nets = [aligned[s] for s in states if s.kind == "gated_delta_net"]
+    aligned |= {s: nets[0] for s in states if s.kind == "short_conv" and nets}  # kept with theirs (qwen4_exp)
     grows = how.prefix_caching and bool({s.kind for s in states} & how.every_block)
     unit = smallest
     if grows:
@@ -180,7 +182,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
         fixed = KVSpec("state", own_block, block * token, extra=how.spec_tokens, shape=(state,))
         alignment, num_checkpoints = aligned[state] if how.prefix_caching else (1, -1)
         if how.prefix_caching and num_checkpoints:  # those of a gated delta net are at block ends
-            grid = block if state.kind == "gated_delta_net" else alignment
+            grid = block if state.kind == "gated_delta_net" or nets else alignment
             fixed = replace(fixed, checkpoint_alignment=grid)
         specs[state] = fixed if grows else replace(fixed, blocks=2 + how.spec_tokens + num_checkpoints)
     return block, specs
@@ -192,9 +194,7 @@ def pooled_block(spec: ModelSpec, sm: int) -> int:
     Source: vLLM 0.33 v1/attention/backends/mla/indexer.py (Glm5NextIndexerBackend): 32 or 64 keys, only 64 on 12.x.
     """
     caches = {c for caches in spec.layers for c in caches if isinstance(c, SparseIndexer)}
-    if any(c.plain for c in caches):
-        return lcm(16, *(c.pool for c in caches))
-    pools = [c.pool for c in caches if c.pool > 1]
+    pools = [c.pool for c in caches if c.pool > 1 and not c.plain]
     return lcm(*(pool * (64 if sm >= 120 else 32) for pool in pools), 64) if pools else 16
 
 
@@ -214,6 +214,12 @@ def pooled_specs(cache: LayerCache, block: int, how: Paging) -> list[KVSpec]:
     entry, pool = cache.key_bytes, cache.pool
     if cache.plain:
         rows = cdiv(pool + how.spec_tokens, pool) * pool
+        stated = how.block_size or 16  # checked before states raise it
+        if stated % pool or block % rows:
+            raise UsageError(
+                f"block size {stated}", f"is no multiple of the {rows} tokens of an index key, which vLLM requires",
+                f"add --block-size {lcm(16, rows)}", keys=("block_size",),
+            )  # fmt: skip
         return [
             KVSpec("latent", block, block // pool * entry, shape=("pooled index", pool)),
             KVSpec("ring", rows, ring_bytes(cache, how.spec_tokens), blocks=1, shape=("ring", pool)),

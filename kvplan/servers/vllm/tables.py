@@ -39,6 +39,9 @@ def check(request: Request) -> None:
     if not has_tables(request.spec):
         remedy = f"remove it; models of type {' or '.join(TABLES)} have some"
         raise UsageError(FLAG, f"{request.spec.name} has no tables of n-grams", remedy)
+    if args.pipeline_parallel_size > 1:
+        problem = f"{request.spec.name} has tables of n-grams, which need the tokens that later stages do not get"
+        raise UsageError("--pipeline-parallel-size", problem, "use --tp instead")
     offloads, shares = stated.get("cpu_offload", True), stated.get("dp_shared_memory")
     if shares and not offloads:
         raise UsageError(FLAG, "dp_shared_memory requires cpu_offload", "remove one of them")
