@@ -164,37 +164,7 @@ def plan(request: Request) -> Plan:
     if refusal is not None and refusal.by != "unsupported" and not capacity.fits:
         refusal = None  # the KV cache lacks memory, which says more
     fits = capacity.fits and capacity.num_blocks > 0 and refusal is None
-    answered = planned(request, answer, refusal, fits=fits, notes=notes)
-    return answered if request.colocated is None else beside_others(answered, answer, notes)
-
-
-def beside_others(alone: Plan, answer: Sized, notes: Sequence[str]) -> Plan:
-    """The plan with its phases; it fails where one does not fit beside what is stated for others."""
-    from kvplan.planning import phases  # only for a server that sleeps
-
-    request, colocated = alone.request, alone.request.colocated
-    if colocated is None:
-        return alone
-    if not colocated.level and request.args.enable_sleep_mode:  # an answer's remedy, or an option
-        colocated = replace(colocated, level=1)
-        request = replace(request, colocated=colocated)
-        alone = replace(alone, request=request)
-    if not alone.fits and alone.refusal is not None and alone.refusal.by == "free_memory":
-        base = plan(replace(request, memory_in_use=0, colocated=None))
-        own = phases.phases(base, colocated) if base.fits else ()
-        return replace(alone, refusal=phases.named(alone.refusal, colocated), phases=own)
-    if not alone.fits:
-        return alone
-    whole = replace(alone, phases=phases.phases(alone, colocated))
-    refusal = phases.refused(whole)
-    if refusal is None:
-        return whole
-    return replace(planned(request, answer, refusal, fits=False, notes=notes), phases=whole.phases)
-
-
-def planned(request: Request, answer: Sized, refusal: Refusal | None, *, fits: bool, notes: Sequence[str]) -> Plan:
-    capacity = answer.capacity
-    return Plan(
+    answered = Plan(
         request=request,
         settings=answer.settings,
         pool=answer.pool,
@@ -211,6 +181,32 @@ def planned(request: Request, answer: Sized, refusal: Refusal | None, *, fits: b
         encoder=answer.encoder,
         slots=answer.slots,
     )
+    return answered if request.colocated is None else beside_others(answered, answer)
+
+
+def beside_others(alone: Plan, answer: Sized) -> Plan:
+    """The plan with its phases; it fails where one does not fit beside what is stated for others."""
+    from kvplan.planning import phases  # only for a server that sleeps
+
+    request, colocated = alone.request, alone.request.colocated
+    if colocated is None:
+        return alone
+    if not colocated.level and request.args.enable_sleep_mode:  # an answer's remedy, or an option
+        colocated = replace(colocated, level=1)
+        request = replace(request, colocated=colocated)
+        alone = replace(alone, request=request)
+    if not alone.fits:
+        if alone.refusal is None or alone.refusal.by != "free_memory":
+            return alone
+        base = plan(replace(request, memory_in_use=0, colocated=None))
+        own = phases.phases(base, colocated) if base.fits else ()
+        return replace(alone, refusal=phases.named(alone.refusal, colocated), phases=own)
+    whole = replace(alone, phases=phases.phases(alone, colocated))
+    if (refusal := phases.refused(whole)) is None:
+        return whole
+    places = tuple(place_of(request, answer, stage, fits=False) for stage in range(len(answer.stages)))
+    return replace(whole, fits=False, deficit=refusal.deficit, refusal=refusal, places=places,
+                   concurrency=users_of(request, answer, fits=False))  # fmt: skip
 
 
 # --- how to launch it, and where its figures come from ----------------------------------------------------------------
