@@ -85,6 +85,7 @@ class Asked:
     draft: str | None = None
     memory_in_use: int | None = None
     colocated: Colocated | None = None
+    host_bandwidth: int | None = None
     calibration: str | None = None
     command: "ServeCommand | None" = None
     pasted: str = PASTED
@@ -155,7 +156,7 @@ def requests(query: Asked) -> Inputs:
             spec=model.spec, gpu=machine, args=replace(splits[machine], max_model_len=context), release=release,
             load=loads[context], weights_bytes=model.weights_bytes, checkpoint=model.checkpoint,
             draft=draft.spec if draft else None, memory_in_use=query.memory_in_use,
-            colocated=query.colocated,
+            colocated=query.colocated, host_bandwidth=query.host_bandwidth,
             measured=measured_on(query.calibration, machine), repeated=repeated_by(query),
             gpu_count=gpu_count_of(query),
         )  # fmt: skip

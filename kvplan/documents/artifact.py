@@ -204,7 +204,13 @@ def slots_document(cache: SlotCache) -> typed.SlotCache:
     places: list[typed.SlotPlace] = [
         {**cast("typed.SlotPlace", values(place)), "total": place.total} for place in cache.places
     ]
-    return {**cast("typed.SlotCache", values(cache)), "places": places}
+    pace = cache.speed
+    rates = {
+        name: rate and rate._asdict()
+        for name, rate in (("empty", pace.empty), ("full", pace.full), ("prompt", pace.prompt))
+    }
+    speed = cast("typed.SlotSpeed", values(pace) | rates)
+    return {**cast("typed.SlotCache", values(cache)), "places": places, "speed": speed}
 
 
 def gpu_places(plan: Plan, cache: SlotCache) -> list[typed.Place]:
@@ -410,7 +416,12 @@ def _refusal(plan: Plan) -> typed.Refusal | None:
 
 
 def limits_document(plan: Plan) -> list[typed.Limit]:
-    return [{"by": by, "text": text} for by, text in (_shortages(plan) if not plan.fits else _bounds(plan))]
+    return [{"by": by, "text": text} for by, text in limits_of(plan)]
+
+
+def limits_of(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(what limits the plan, in words), the first the tightest."""
+    return _bounds(plan) if plan.fits else _shortages(plan)
 
 
 def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -345,6 +345,27 @@ class SlotPlace(TypedDict):
     free: Count
 
 
+class Rate(TypedDict):
+    """Tokens per second, low <= likely <= high."""
+
+    low: Number
+    likely: Number
+    high: Number
+
+
+class SlotSpeed(TypedDict):
+    """Tokens per second of one request: decoding with an `empty` cache and with `tokens` in it (`full`), and of a long
+    prompt; null: not known, for decoding because of what `lacks` says. `how`: how they are known.
+    """
+
+    tokens: Count
+    empty: Rate | None
+    full: Rate | None
+    prompt: Rate | None
+    lacks: str
+    how: str
+
+
 class SlotCache(TypedDict):
     """Caches of `cells` tokens that are allocated whole, for `slots` requests at once, and the layers on GPUs, the
     output one of them; host_experts: layers on GPUs whose experts are on the host.
@@ -357,6 +378,8 @@ class SlotCache(TypedDict):
     num_layers: Size
     host_experts: Count
     places: list[SlotPlace]
+    speed: SlotSpeed
+    file_type: str
 
 
 class Phase(TypedDict):

@@ -16,7 +16,7 @@ from kvplan.hardware.gpu import GpuSpec, gpu, offered_names
 from kvplan.models import catalog
 from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import abilities_of, terms_of
+from kvplan.servers.base import abilities_of, server_of, terms_of
 from kvplan.servers.plans.plan import Refusal
 from kvplan.servers.words.arguments import EngineArgs
 
@@ -263,6 +263,14 @@ def more_ranks(request: Request) -> Knob:
     )
 
 
+def more_gpus(request: Request) -> Knob:
+    """More GPUs of a server that places layers on them, as --gpu counts them."""
+    if request.gpu.name == "custom":
+        return more_ranks(request.args)
+    sizes = [count for count in TP_SIZES if count > request.args.tensor_parallel_size]
+    return Knob([FlagChange(f"--gpu {size}x{request.gpu.name}", {"tensor_parallel_size": size}) for size in sizes])
+
+
 def more_sharing_ranks(args: EngineArgs) -> Knob:
     """More data-parallel ranks of a server that spreads its experts over them: each then holds fewer."""
     is_shared = args.data_parallel_size > 1 and args.enable_expert_parallel and not args.enable_dp_attention
@@ -403,6 +411,12 @@ def fit_knobs(short: Plan, *, is_new: bool = False) -> Iterator[Knob]:
         yield Knob([FlagChange(f"--max-total-tokens {context}", {"max_total_tokens": context})])
     is_free = args.max_model_len != "auto"  # "auto" already is the longest context that fits
     contexts = [shorter_context(short.settings.max_model_len)] if is_free else []
+    if short.slots is not None:
+        own = server_of(request.release.engine).remedies(short)
+        yield from (Knob([FlagChange(flag, args)]) for flag, args in own)
+        yield more_gpus(request)
+        yield larger_gpu(request)
+        return
     if is_new:
         yield quantized_weights(request)
         yield from contexts
@@ -419,6 +433,8 @@ def fit_knobs(short: Plan, *, is_new: bool = False) -> Iterator[Knob]:
 
 def is_sure(answer: Plan) -> bool:
     """True if it also fits with all estimates at their worst."""
+    if answer.slots is not None and answer.slots.left < answer.estimates["non_torch"].likely:
+        return False
     return answer.fits and answer.concurrency.low >= 1
 
 

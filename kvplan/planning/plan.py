@@ -8,7 +8,7 @@ from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.units import GIB, format_bytes
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
-from kvplan.planning.users import users_held
+from kvplan.planning.users import counter
 from kvplan.servers.base import SERVERS, abilities_of, server_of, terms_of
 from kvplan.servers.plans.plan import (
     BUDGET_ROWS,
@@ -25,6 +25,7 @@ from kvplan.servers.plans.plan import Load as Load
 from kvplan.servers.plans.plan import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans.plan import Plan as Plan
 from kvplan.servers.plans.plan import Request as Request
+from kvplan.servers.plans.plan import check_load
 from kvplan.servers.plans.weights import online_scheme, weight_layout
 from kvplan.servers.releases import AS_INSTALLED, Version
 from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, EngineArgs, flags_of
@@ -73,21 +74,27 @@ def breakdown(request: Request, stage: Budget, share: PoolShare, *, load_peak: i
     )
 
 
+def pool_users(
+    load: Load, answer: Sized | Plan, blocks: tuple[int, int], *, fits: bool
+) -> tuple[UserAnswer, int | None, int | None]:
+    """Users that the pool holds by the load, and with `blocks`, its low and high end; none if it does not start."""
+    if not fits:
+        none = None if load.lengths is not None else 0
+        return UserAnswer(0, 0.0, "does not start"), none, none
+    users = counter(answer.pool, answer.settings, answer.capacity, load)
+    low, high = (None if load.lengths is not None else users(count).users for count in blocks)
+    return users(answer.capacity.num_blocks), low, high
+
+
 def users_of(request: Request, answer: Sized, *, fits: bool) -> Concurrency:
     """Users by the server's figure and by the load; all zero if the server does not start."""
-    load, capacity = request.load, answer.capacity
-
-    def users(num_blocks: int) -> UserAnswer:
-        if not fits:
-            return UserAnswer(0, 0.0, "does not start")
-        return users_held(answer.pool, answer.settings, capacity, load, num_blocks)
-
-    low, high = (None if load.lengths is not None else users(count).users for count in answer.blocks)
+    capacity = answer.capacity
+    pool, low, high = pool_users(request.load, answer, answer.blocks, fits=fits)
     return Concurrency(
         max=capacity.max_concurrency if fits else 0.0,
         low=answer.ends[0] if fits else 0.0,
         high=answer.ends[1] if fits else 0.0,
-        pool=users(capacity.num_blocks),
+        pool=pool,
         pool_low=low,
         pool_high=high,
         max_num_seqs=answer.settings.max_num_seqs,
@@ -207,6 +214,19 @@ def beside_others(alone: Plan, answer: Sized) -> Plan:
     places = tuple(place_of(request, answer, stage, fits=False) for stage in range(len(answer.stages)))
     return replace(whole, fits=False, deficit=refusal.deficit, refusal=refusal, places=places,
                    concurrency=users_of(request, answer, fits=False))  # fmt: skip
+
+
+def with_load(base: Plan, load: Load) -> Plan:
+    """The plan of the same server under another mean length; its notes are the base's.
+
+    Raise UsageError as plan() does.
+    """
+    request = replace(base.request, load=load)
+    check_load(request, base.settings.max_model_len)
+    pool, low, high = pool_users(load, base, (base.blocks_low, base.blocks_high), fits=base.fits)
+    return replace(
+        base, request=request, concurrency=replace(base.concurrency, pool=pool, pool_low=low, pool_high=high)
+    )
 
 
 # --- how to launch it, and where its figures come from ----------------------------------------------------------------

@@ -132,6 +132,7 @@ def body(doc: PlanDocument, *, blocks: bool) -> list[Sequence[Part]]:
         return [
             slots_text.place_lines(doc, cache, doc["inputs"]["engine"]),
             slots_text.cache_lines(doc, cache),
+            slots_text.speed_lines(cache) if doc["fits"] else [],
         ]
     return [
         memory_lines(doc, blocks=blocks),
@@ -772,7 +773,8 @@ def gpu_parts(plans: Sequence[tuple[GpuSpec, Plan | KvplanError]]) -> list[Part]
     lines: list[Part] = []
     is_mixed = len({doc["inputs"]["num_gpus"] for _, doc in documents if not isinstance(doc, str)}) > 1
     if first is not None:
-        subject = f"{name_of(first)} at {first['kv']['max_model_len']:,} tokens"
+        contexts = {doc["kv"]["max_model_len"] for _, doc in documents if not isinstance(doc, str)}
+        subject = name_of(first) if len(contexts) > 1 else f"{name_of(first)} at {contexts.pop():,} tokens"
         per_token = "" if is_mixed else f", {format_kib(first['kv']['bytes_per_token'])} of KV per token"
         lines = [line(f"{subject}{per_token}", "bold"), line()]
     headers = ("GPU", "memory", "weights", "KV cache", "tokens", "users", "range", "fits")

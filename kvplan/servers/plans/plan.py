@@ -173,6 +173,7 @@ class Request:
     checkpoint     contents of the model's files; overrides the spec's own sizes
     draft          a draft model that shares the GPU
     memory_in_use  bytes that other processes hold on each GPU when the server starts; None: not given
+    host_bandwidth  bytes per second of the host's memory; None: not given
     measured       measured constants of this GPU that replace modeled ones, by name
     repeated       what printed commands repeat from a pasted one
     started        the arguments are those of a server that ran: which values its flags take is not checked
@@ -189,6 +190,7 @@ class Request:
     checkpoint: "Checkpoint | None" = None
     draft: ModelSpec | None = None
     memory_in_use: int | None = None
+    host_bandwidth: int | None = None
     measured: "Mapping[str, Estimate]" = field(default_factory=dict)
     repeated: "Repeated | None" = None
     started: bool = False
@@ -273,6 +275,31 @@ class SlotPlace:
         return self.weights + self.context + self.compute
 
 
+class Rate(NamedTuple):
+    """Tokens per second: low <= likely <= high."""
+
+    low: float
+    likely: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpeed:
+    """Tokens per second of one request alone; None: not known, `lacks` says why.
+
+    empty   decoding with an empty cache; full: with `tokens` in it
+    prompt  of a prompt
+    how     how they are known
+    """
+
+    tokens: int
+    empty: Rate | None
+    full: Rate | None
+    prompt: Rate | None
+    lacks: str
+    how: str
+
+
 @dataclass(frozen=True, slots=True)
 class SlotCache:
     """A cache of fixed size that slots share or have each, in a server that places a model's layers.
@@ -280,6 +307,7 @@ class SlotCache:
     cells       tokens of one cache; caches: how many there are; slots: requests at once
     gpu_layers  of num_layers, on GPUs; the output is one of them
     host_experts  layers on GPUs whose experts are on the host
+    file_type   of the file that is served
     """
 
     cells: int
@@ -289,6 +317,13 @@ class SlotCache:
     num_layers: int
     host_experts: int
     places: tuple[SlotPlace, ...]
+    speed: SlotSpeed
+    file_type: str
+
+    @property
+    def left(self) -> int:
+        """Bytes left on the fullest GPU."""
+        return min((place.free - place.total for place in self.places if place.free), default=0)
 
 
 @dataclass(frozen=True, slots=True)
