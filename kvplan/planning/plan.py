@@ -17,15 +17,14 @@ from kvplan.servers.plans.plan import (
     HostRow,
     Place,
     PoolShare,
-    Refusal,
     Sized,
     UserAnswer,
+    check_load,
 )
 from kvplan.servers.plans.plan import Load as Load
 from kvplan.servers.plans.plan import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans.plan import Plan as Plan
 from kvplan.servers.plans.plan import Request as Request
-from kvplan.servers.plans.plan import check_load
 from kvplan.servers.plans.weights import online_scheme, weight_layout
 from kvplan.servers.releases import AS_INSTALLED, Version
 from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, EngineArgs, flags_of
