@@ -163,10 +163,11 @@ def notes_of(
     if ignored:
         texts = [f"{count} of {group}" if count else group for group, count in sorted(ignored.items())]
         yield f"settings without effect on the engine's memory, ignored: {', '.join(texts)}"
-    flags = [(name, own) for name, own in framework.names.items() if own != name or "memory" in name]
-    if "_parallel" in " ".join(framework.names) and command.colocated is not None:
-        names = ", ".join(f"--{name.replace('_', '-')} is {settings.prefix}{own}" for name, own in flags)
-        yield f"what an answer writes as a flag is one of {title}'s settings: {names}"
+    if command.colocated is not None:
+        doubled = "inference_engine_" if "inference_engine." in settings.prefix else ""
+        owns = {name: settings.prefix + own.removeprefix(doubled) for name, own in framework.names.items()}
+        texts = [f"--{name.replace('_', '-')} is {own}" for name, own in owns.items()]
+        yield f"what an answer writes as a flag is one of {title}'s settings: {', '.join(texts)}"
     ranks = 1
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         ranks *= command.args.get(name) or 1
@@ -347,7 +348,7 @@ FRAMEWORKS: Final = (
     ),
     Framework(
         "verl", r"\bactor_rollout_ref[.:]", VERL,
-        {**MEMORY, "tensor_parallel_size": "tensor_model_parallel_size",
+        {**MEMORY, "enforce_eager": "enforce_eager", "tensor_parallel_size": "tensor_model_parallel_size",
          "pipeline_parallel_size": "pipeline_model_parallel_size"},
         {"gpu_memory_utilization": 0.5, "dtype": "bfloat16", "max_num_batched_tokens": 8192, "max_num_seqs": 256,
          "tensor_parallel_size": 2},
@@ -364,7 +365,7 @@ FRAMEWORKS: Final = (
     Framework(
         "SkyRL", r"\bskyrl_train\b|(?ms:^trainer:.*^generator:|^generator:.*^trainer:)|\bgenerator\.(?:inf|gpu_|num_)",
         "generator.inference_engine.",
-        {**MEMORY, "dtype": "model_dtype", "tensor_parallel_size": "inference_engine_tensor_parallel_size",
+        {**MEMORY, "enforce_eager": "enforce_eager", "dtype": "model_dtype", "tensor_parallel_size": "inference_engine_tensor_parallel_size",
          "pipeline_parallel_size": "inference_engine_pipeline_parallel_size",
          "data_parallel_size": "inference_engine_data_parallel_size"},
         {"gpu_memory_utilization": 0.8, "dtype": "bfloat16", "max_num_batched_tokens": 8192, "max_num_seqs": 1024},
