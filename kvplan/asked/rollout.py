@@ -365,7 +365,8 @@ FRAMEWORKS: Final = (
     Framework(
         "SkyRL", r"\bskyrl_train\b|(?ms:^trainer:.*^generator:|^generator:.*^trainer:)|\bgenerator\.(?:inf|gpu_|num_)",
         "generator.inference_engine.",
-        {**MEMORY, "enforce_eager": "enforce_eager", "dtype": "model_dtype", "tensor_parallel_size": "inference_engine_tensor_parallel_size",
+        {**MEMORY, "enforce_eager": "enforce_eager", "dtype": "model_dtype",
+         "tensor_parallel_size": "inference_engine_tensor_parallel_size",
          "pipeline_parallel_size": "inference_engine_pipeline_parallel_size",
          "data_parallel_size": "inference_engine_data_parallel_size"},
         {"gpu_memory_utilization": 0.8, "dtype": "bfloat16", "max_num_batched_tokens": 8192, "max_num_seqs": 1024},
