@@ -323,6 +323,8 @@ def openrlhf(settings: Settings) -> Level:
 
 def trl(settings: Settings) -> Level:
     """TRL sleeps at level 2, if it is told to."""
+    if not settings.stated:
+        raise unread("", "contains no whole call of TRL's config", "paste it up to its last parenthesis")
     if not settings.is_on("use_vllm", default="vllm_mode" in settings.stated):
         raise unread("", "TRL generates without vLLM here (use_vllm is off)", "paste settings with use_vllm=True")
     if settings.take("vllm_mode") == "server":

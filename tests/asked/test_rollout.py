@@ -53,6 +53,7 @@ def test_every_setting_is_named_in_a_note() -> None:
     [
         ("GRPOConfig(use_vllm=True, vllm_mode='server')", "vllm_mode is server"),
         ("GRPOConfig(use_vllm=False)", "without vLLM"),
+        ("GRPOConfig(use_vllm=True", "no whole call"),
         (f"{VERL} actor_rollout_ref.rollout.name=hf", "'hf' is not sized"),
         ("python3 -m openrlhf.cli.train_ppo_ray --vllm_num_engines 2 --colocate_all_models", "name no model"),
         (f"{VERL} actor_rollout_ref.rollout.gpu_memory_utilization=$SHARE", "no value in the text for $SHARE"),
