@@ -17,9 +17,11 @@ from kvplan.asked.left import parsed
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.servers.base import server_of
+from kvplan.servers.base import SERVERS, flag_of, server_of, terms_of
 from kvplan.servers.plans.plan import Colocated
+from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words import shell
+from kvplan.servers.words.arguments import flags_of
 from kvplan.servers.words.command import VARIABLE, Note, ServeCommand
 
 _CONFIGS: Final = r"\b(?:GRPO|RLOO|OnlineDPO|XPO|NashMD|GSPOToken)Config\s*\("
@@ -29,11 +31,9 @@ SAME: Final = (
     "enable_chunked_prefill", "enable_prefix_caching", "quantization", "data_parallel_size", "tensor_parallel_size",
     "pipeline_parallel_size", "cudagraph_capture_sizes", "speculative_config", "language_model_only", "kv_cache_dtype",
 )  # fmt: skip
-SGLANG: Final = {
-    "gpu_memory_utilization": "mem_fraction_static", "enforce_eager": "disable_cuda_graph",
-    "max_num_seqs": "max_running_requests", "tensor_parallel_size": "tp_size", "pipeline_parallel_size": "pp_size",
-    "dtype": "dtype", "quantization": "quantization", "kv_cache_dtype": "kv_cache_dtype",
-}  # fmt: skip
+FEWER: Final = (  # that verl passes on to a server without levels of sleep
+    "gpu_memory_utilization", "dtype", "enforce_eager", "max_num_seqs", "quantization", "tensor_parallel_size",
+)  # fmt: skip
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.33 has slots for (config/lora.py)
 
 
@@ -43,11 +43,16 @@ class Settings:
 
     stated: Mapping[str, Any]
     prefix: str
-    server: str = "vllm"
+    server: str = DEFAULT
     adapters: int = 0
     args: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
+
+    @property
+    def has_levels(self) -> bool:
+        """True if its server has a sleep mode of its own; another's memory is released by a library."""
+        return "enable_sleep_mode" in flags_of(self.server)
 
     def take(self, *names: str, default: Any = None) -> Any:
         """The first of some settings that is stated, else the default; null counts as not stated."""
@@ -118,27 +123,34 @@ def read_rollout(text: str, framework: Framework, options: Collection[str]) -> S
     level = framework.finish(settings)
     if model is None and "model" not in options:
         raise unread("", f"{framework.title}'s settings name no model", "name it as MODEL")
-    missing = {name: value for name, value in framework.defaults.items() if settings.args.get(name) is None}
+    passed = SAME if settings.has_levels else FEWER
+    settings.args = {name: settings.args.get(name) for name in passed}
+    missing = {name: value for name, value in framework.defaults.items() if settings.args.get(name, "") is None}
     settings.args |= missing
     words = [f"--model={model}"] if model else []
     command = parsed(server_of(settings.server).pasted().parse, [*words, *words_of(settings)], options)
     command.engine = settings.server
     if level is not None:
-        keeps = ("weights",) if settings.server == "sglang" and settings.adapters else ()
+        keeps = ("weights",) if settings.adapters and not settings.has_levels else ()
         command.colocated = Colocated(framework.title, level, keeps)
-        if level and settings.server == "vllm":
+        if level and settings.has_levels:
             command.args["enable_sleep_mode"] = True
     command.notes += map(Note, notes_of(framework, settings, missing, command))
     return command
 
 
 def words_of(settings: Settings) -> Iterator[str]:
-    names = SGLANG if settings.server == "sglang" else dict(zip(SAME, SAME, strict=True))
+    share, flags = terms_of(settings.server).share_argument, flags_of(settings.server)
+    names = {name: share if name == "gpu_memory_utilization" else name for name in SAME}
     adapters: dict[str, Any] = {}
-    if settings.adapters and settings.server == "vllm":
+    if settings.adapters and settings.has_levels:
         least = next((rank for rank in LORA_RANKS if rank >= settings.adapters), settings.adapters)
         adapters = {"enable_lora": True, "max_loras": 1, "max_lora_rank": least}
-    stated = {names[name]: value for name, value in settings.args.items() if name in names}
+    stated = {
+        flag_of(settings.server, names[name]).lstrip("-").replace("-", "_"): value
+        for name, value in settings.args.items()
+        if names.get(name) in flags
+    }
     for name, value in (stated | adapters | settings.own).items():
         if name == "cudagraph_capture_sizes" and isinstance(value, list):
             yield from (f"--{name.replace('_', '-')}", *map(str, value))
@@ -278,30 +290,31 @@ def with_sums(text: str) -> str:
 
 
 def verl(settings: Settings) -> Level:
-    """verl sleeps at level 2, at 1 if only adapters are sent again; SGLang then keeps the weights on the GPU."""
-    name = str(settings.take(f"{VERL}name", default="vllm"))
-    if name not in ("vllm", "sglang"):
-        raise unread("", f"verl's rollout {name!r} is not sized", "kvplan reads those of vllm and sglang")
+    """verl sleeps at level 2, at 1 if only adapters are sent again, or if the server has no levels."""
+    name = str(settings.take(f"{VERL}name", default=DEFAULT))
+    if name not in SERVERS:
+        raise unread("", f"verl's rollout {name!r} is not sized", f"kvplan reads those of {', '.join(SERVERS)}")
     settings.server = name
     settings.take_all(f"{VERL}engine_kwargs.{name}.")
     experts = settings.number(f"{VERL}expert_parallel_size", default=1)
     if experts > 1:
-        settings.own |= {"enable_expert_parallel": True} if name == "vllm" else {"ep_size": experts}
+        settings.own |= {"enable_expert_parallel": True} if settings.has_levels else {"ep_size": experts}
     hybrid = settings.is_on("actor_rollout_ref.hybrid_engine", default=True)
     if not hybrid or settings.number("rollout.nnodes", f"{VERL}nnodes", default=0) > 0:
         return None
     if not all(settings.is_on(f"{VERL}{key}", default=True) for key in ("free_cache_engine", "enable_sleep_mode")):
         return 0
-    settings.own |= {"enable_memory_saver": True} if name == "sglang" else {}  # with enable_weights_cpu_backup
-    return 1 if settings.adapters or name == "sglang" else 2
+    settings.own |= {} if settings.has_levels else {"enable_memory_saver": True}  # with enable_weights_cpu_backup
+    return 1 if settings.adapters or not settings.has_levels else 2
 
 
 def skyrl(settings: Settings) -> Level:
     """SkyRL sleeps at level 2, at 1 if only adapters are sent again."""
-    settings.server = "sglang" if settings.take(f"{settings.prefix}backend") == "sglang" else "vllm"
+    backend = settings.take(f"{settings.prefix}backend")
+    settings.server = backend if backend in SERVERS else DEFAULT
     settings.take_all(f"{settings.prefix}engine_init_kwargs.")
     names = (f"{settings.prefix}{own}expert_parallel_size" for own in ("", "inference_engine_"))
-    if settings.number(*names, default=1) > 1 and settings.server == "vllm":
+    if settings.number(*names, default=1) > 1 and settings.has_levels:
         settings.own["enable_expert_parallel"] = True
     if not settings.is_on("trainer.placement.colocate_all", default=True):
         return None

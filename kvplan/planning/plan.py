@@ -149,10 +149,6 @@ def check_shared_memory(request: Request) -> None:
         problem = f"is one GPU with the host's memory: a machine has no second of {args.num_gpus} to spread over"
         raise UsageError(f"--gpu {gpu.name}", problem, "use one rank, or a GPU of which a machine has several",
                          keys=("gpu",))  # fmt: skip
-    if gpu.unified and not gpu.has_own_limit and (args.cpu_offload_gb or args.offload_group_size):
-        flag = "--cpu-offload-gb" if args.cpu_offload_gb else "--offload-group-size"
-        problem = f"frees nothing on {gpu.name}, whose GPU and host share one memory"
-        raise UsageError(flag, problem, "remove it, and quantize the weights or choose a smaller model")
 
 
 def plan(request: Request) -> Plan:

@@ -27,9 +27,3 @@ def test_a_server_of_one_machine_is_not_spread_over_two(name: str, run: Run) -> 
     assert result.code == 2
     assert "is one GPU with the host's memory" in result.errors[0]
     assert run(*words, "--tp", "1").code == 0
-
-
-def test_weights_moved_to_the_host_stay_in_the_one_memory(run: Run) -> None:
-    result = run("estimate", "llama-3.1-8b", "--gpu", "gb10", "--ctx", "8k", "--cpu-offload-gb", "4")
-    assert result.code == 2
-    assert "GPU and host share one memory" in result.errors[0]
