@@ -57,6 +57,7 @@ class PlanKeywords(TypedDict, total=False):
     enable_sleep_mode: bool | None
     kv_offloading_backend: Literal["native", "lmcache"] | None
     kv_transfer_config: str | dict[str, Any] | None
+    engram_config: str | dict[str, Any] | None
     lmcache_max_local_cpu_size: str | float | None
     enable_prefix_caching: bool | None
     allow_deprecated_quantization: bool | None
@@ -231,6 +232,7 @@ class SweepKeywords(TypedDict, total=False):
     enable_sleep_mode: Value | Iterable[Value]
     kv_offloading_backend: Value | Iterable[Value]
     kv_transfer_config: Value | Iterable[Value]
+    engram_config: Value | Iterable[Value]
     lmcache_max_local_cpu_size: Value | Iterable[Value]
     enable_prefix_caching: Value | Iterable[Value]
     allow_deprecated_quantization: Value | Iterable[Value]

@@ -95,7 +95,9 @@ class PlanOptions:
         "--host-bandwidth SIZE", "Bytes per second of the host's memory, for the speed of layers on it, e.g. 90GB/s."
     )
     memory_in_use: Text = option(
-        "--memory-in-use SIZE", "Memory already used on each GPU by other processes (or by the host, if shared)."
+        "--memory-in-use SIZE",
+        "Memory already used on each GPU by other processes (or by the host, if shared); "
+        "by a trainer in turn with a server that sleeps: awake=10GiB,asleep=60GiB.",
     )
 
     @property

@@ -196,13 +196,7 @@ def _colocation(plan: Plan) -> typed.Colocation | None:
     shared = plan.request.colocated
     if shared is None:
         return None
-    phases: list[typed.Phase] = [
-        {
-            "name": phase.name, "rows": phase.rows, "server": phase.server, "server_low": phase.low,
-            "server_high": phase.high, "others": phase.others, "free": phase.free,
-        }
-        for phase in plan.phases
-    ]  # fmt: skip
+    phases = [cast("typed.Phase", {**values(phase), "server": phase.server}) for phase in plan.phases]
     return {"owner": shared.owner, "sleep_level": cast("Literal[0, 1, 2]", shared.level), "phases": phases}
 
 

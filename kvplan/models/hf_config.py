@@ -69,6 +69,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "deepseek_v4": ("deepseek_v4",),
     "minimax": ("minimax_m1", "minimax_text_01", "minimax"),
     "glm5_next": ("glm5_next_text", "glm5_next"),
+    "qwen4_exp": ("qwen4_exp_text", "qwen4_exp"),
     "encoder_decoder": ("whisper",),
     "encoders": ("bert", "roberta", "xlm-roberta", "modernbert"),
 }  # fmt: skip
@@ -99,7 +100,7 @@ TIED = "tie_word_embeddings"
 # Source: transformers 5.23 models/*/configuration_*.py; vLLM 0.33 config/vllm.py (with_hf_config) passes it inward.
 OUTER_TIED = dict.fromkeys(("gemma3", "gemma3n", "gemma4", "mistral3"), True) | dict.fromkeys(
     ("glm4v", "glm4v_moe", "glm_ocr", "glm5_next", "llama4", "llava", "minimax_m3_vl", "qwen2_vl", "qwen2_5_vl",
-     "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), False,
+     "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"), False,
 )  # fmt: skip
 _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32"}
 
@@ -226,6 +227,7 @@ LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
     "conv": (RecurrentState,),
     "deepseek_sparse_attention": (LatentAttention,),
     "indexed_attention": (LatentAttention, FullAttention),
+    "qwen_sparse_attention": (FullAttention,),
 }
 # Types whose output head takes no quantization unless the config names it. Source: vLLM 0.33 model_executor/models
 # (ParallelLMHead without quant_config).

@@ -85,11 +85,19 @@ class LatentAttention:
 class SparseIndexer:
     """The fp8 index keys of DeepSeek sparse attention: one vector and one fp32 scale per 128 elements.
 
-    pool  tokens per key (GLM-5.3-Flash); above 1, a request also keeps the raw keys and gates of the last tokens
+    pool       tokens per key (GLM-5.3-Flash); above 1, a request also keeps the raw keys and gates of the last tokens
+    plain      keys in bfloat16 without scales and gates (Qwen4), and `positions` bytes beside each raw key
     """
 
     head_dim: int
     pool: int = 1
+    plain: bool = False
+    positions: int = 0
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a key and its scales, one per 128 elements."""
+        return 2 * self.head_dim if self.plain else self.head_dim + -(-self.head_dim // 128) * 4
 
 
 @dataclass(frozen=True, slots=True)

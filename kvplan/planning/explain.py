@@ -149,9 +149,10 @@ def _cache_line(plan: Plan, cache: LayerCache, count: int) -> str:
             return f"{count} x cross attention (the encoder's tokens): {_heads(heads, k, v, dtype, tp)} {tail}"
         case LatentAttention(latent, rope):
             return f"{count} x latent (MLA), whole on every rank: {latent} latent + {rope} rope in {dtype} {tail}"
-        case SparseIndexer(dim, pool):
+        case SparseIndexer(dim, pool, plain):
             shared = f", one key per {pool} tokens" if pool > 1 else ""
-            return f"{count} x sparse indexer: {dim} fp8 + one fp32 scale per 128{shared} {tail}"
+            stored = f"{dim} in bfloat16" if plain else f"{dim} fp8 + one fp32 scale per 128"
+            return f"{count} x sparse indexer: {stored}{shared} {tail}"
         case WindowLatent(dim, rope, window):
             return f"{count} x latent of the last {window:,} tokens: {dim} wide, {rope} of it rope {tail}"
         case CompressedLatent(dim, rope, ratio, index):

@@ -17,7 +17,6 @@ from kvplan.servers.plans.plan import (
     HostRow,
     Place,
     PoolShare,
-    Refusal,
     Sized,
     UserAnswer,
     check_load,
@@ -150,10 +149,6 @@ def check_shared_memory(request: Request) -> None:
         problem = f"is one GPU with the host's memory: a machine has no second of {args.num_gpus} to spread over"
         raise UsageError(f"--gpu {gpu.name}", problem, "use one rank, or a GPU of which a machine has several",
                          keys=("gpu",))  # fmt: skip
-    if gpu.unified and not gpu.has_own_limit and (args.cpu_offload_gb or args.offload_group_size):
-        flag = "--cpu-offload-gb" if args.cpu_offload_gb else "--offload-group-size"
-        problem = f"frees nothing on {gpu.name}, whose GPU and host share one memory"
-        raise UsageError(flag, problem, "remove it, and quantize the weights or choose a smaller model")
 
 
 def plan(request: Request) -> Plan:
@@ -171,37 +166,7 @@ def plan(request: Request) -> Plan:
     if refusal is not None and refusal.by != "unsupported" and not capacity.fits:
         refusal = None  # the KV cache lacks memory, which says more
     fits = capacity.fits and capacity.num_blocks > 0 and refusal is None
-    answered = planned(request, answer, refusal, fits=fits, notes=notes)
-    return answered if request.colocated is None else beside_others(answered, answer, notes)
-
-
-def beside_others(alone: Plan, answer: Sized, notes: Sequence[str]) -> Plan:
-    """The plan with its phases; it fails where one does not fit beside what is stated for others."""
-    from kvplan.planning import phases  # only for a server that sleeps
-
-    request, colocated = alone.request, alone.request.colocated
-    if colocated is None:
-        return alone
-    if not colocated.level and request.args.enable_sleep_mode:  # an answer's remedy, or an option
-        colocated = replace(colocated, level=1)
-        request = replace(request, colocated=colocated)
-        alone = replace(alone, request=request)
-    if not alone.fits and alone.refusal is not None and alone.refusal.by == "free_memory":
-        base = plan(replace(request, memory_in_use=0, colocated=None))
-        own = phases.phases(base, colocated) if base.fits else ()
-        return replace(alone, refusal=phases.named(alone.refusal, colocated), phases=own)
-    if not alone.fits:
-        return alone
-    whole = replace(alone, phases=phases.phases(alone, colocated))
-    refusal = phases.refused(whole)
-    if refusal is None:
-        return whole
-    return replace(planned(request, answer, refusal, fits=False, notes=notes), phases=whole.phases)
-
-
-def planned(request: Request, answer: Sized, refusal: Refusal | None, *, fits: bool, notes: Sequence[str]) -> Plan:
-    capacity = answer.capacity
-    return Plan(
+    answered = Plan(
         request=request,
         settings=answer.settings,
         pool=answer.pool,
@@ -218,6 +183,32 @@ def planned(request: Request, answer: Sized, refusal: Refusal | None, *, fits: b
         encoder=answer.encoder,
         slots=answer.slots,
     )
+    return answered if request.colocated is None else beside_others(answered, answer)
+
+
+def beside_others(alone: Plan, answer: Sized) -> Plan:
+    """The plan with its phases; it fails where one does not fit beside what is stated for others."""
+    from kvplan.planning import phases  # only for a server that sleeps
+
+    request, colocated = alone.request, alone.request.colocated
+    if colocated is None:
+        return alone
+    if not colocated.level and request.args.enable_sleep_mode:  # an answer's remedy, or an option
+        colocated = replace(colocated, level=1)
+        request = replace(request, colocated=colocated)
+        alone = replace(alone, request=request)
+    if not alone.fits:
+        if alone.refusal is None or alone.refusal.by != "free_memory":
+            return alone
+        base = plan(replace(request, memory_in_use=0, colocated=None))
+        own = phases.phases(base, colocated) if base.fits else ()
+        return replace(alone, refusal=phases.named(alone.refusal, colocated), phases=own)
+    whole = replace(alone, phases=phases.phases(alone, colocated))
+    if (refusal := phases.refused(whole)) is None:
+        return whole
+    places = tuple(place_of(request, answer, stage, fits=False) for stage in range(len(answer.stages)))
+    return replace(whole, fits=False, deficit=refusal.deficit, refusal=refusal, places=places,
+                   concurrency=users_of(request, answer, fits=False))  # fmt: skip
 
 
 def with_load(base: Plan, load: Load) -> Plan:

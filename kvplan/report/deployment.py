@@ -207,11 +207,11 @@ def container(plan: Plan, needs: Needs) -> str:
 def compose(plan: Plan, replicas: int, question: str) -> str:
     """Write a compose file with one service per replica, each on its own GPUs."""
     needs, name, ranks = needs_of(plan), name_of(plan), ranks_of(plan)
-    most = plan.request.gpu.node_gpus
-    if ranks * replicas > most:
+    limit = plan.request.gpu.node_gpus
+    if ranks * replicas > limit:
         raise UsageError(
             "--output compose",
-            f"supports one machine of at most {most} GPUs ({replicas:,} servers need {ranks * replicas:,} here)",
+            f"supports one machine of at most {limit} GPUs ({replicas:,} servers need {ranks * replicas:,} here)",
             "use --output k8s",
         )
     services = ""

@@ -156,8 +156,8 @@ def token_bytes(cache: LayerCache, dtype: str, tp: int) -> int:
             return local_kv_heads(heads, tp) * cell_bytes(dtype, k, v)
         case LatentAttention(latent, rope):
             return latent_bytes(dtype, latent, rope)
-        case SparseIndexer(dim, pool):
-            return cdiv(index_key_bytes(dim), pool)
+        case SparseIndexer():
+            return cdiv(cache.key_bytes, cache.pool)
         case KeyIndex(dim):
             return dim * 2
         case WindowLatent(dim, rope):
@@ -171,14 +171,14 @@ def token_bytes(cache: LayerCache, dtype: str, tp: int) -> int:
             assert_never(cache)
 
 
-def index_key_bytes(dim: int) -> int:
-    """Bytes of an fp8 index key and its scales."""
-    return dim + cdiv(dim, INDEXER_SCALE_GROUP) * 4
-
-
-def ring_bytes(cache: LayerCache) -> int:
-    """Bytes of a request's bfloat16 keys and gates that an indexer has not pooled yet."""
-    return cache.pool * 2 * cache.head_dim * 2 if isinstance(cache, SparseIndexer) and cache.pool > 1 else 0
+def ring_bytes(cache: LayerCache, spec_tokens: int = 0) -> int:
+    """Bytes of a request's bfloat16 keys, and gates, that an indexer has not pooled yet."""
+    if not isinstance(cache, SparseIndexer) or cache.pool == 1:
+        return 0
+    if not cache.plain:
+        return cache.pool * 2 * cache.head_dim * 2
+    rows = cdiv(cache.pool + spec_tokens, cache.pool) * cache.pool
+    return rows * (2 * cache.head_dim + cache.positions)
 
 
 def v4_latent_bytes(head_dim: int, rope: int) -> int:

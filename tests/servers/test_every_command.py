@@ -14,6 +14,7 @@ from kvplan.servers.words.argument_values import read_argument
 from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, flags_of
 from tests.support.cli import Run
 from tests.support.cli import run as run
+from tests.support.readme_blocks import ROOT
 
 Said = dict[str, str]  # engine argument -> its value
 
@@ -21,6 +22,7 @@ NIXL = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
 LMCACHE = NIXL.replace("NixlConnector", "LMCacheConnectorV1")
 DENSE, EXPERTS, SIGHT, STATES = "llama-3.1-8b", "qwen3-30b-a3b", "qwen3-vl-8b", "qwen3-next-80b-a3b"
 LATENT = "deepseek-v2-lite"
+TABLES = str(ROOT / "tests" / "facts" / "heads" / "qwen4-exp" / "config.json")
 CONTEXT = {"max_model_len": "8192"}
 LORA = {"max_loras": "4"}
 RANKED = {"max_lora_rank": "16", "lora_target_modules": "all"}
@@ -71,6 +73,7 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "offload_prefetch_step": ("2", DENSE, {**CONTEXT, **GROUPS}),
         "enable_sleep_mode": ("true", DENSE, CONTEXT),
         "kv_transfer_config": (NIXL, DENSE, CONTEXT),
+        "engram_config": ('{"cpu_offload": false}', TABLES, {**CONTEXT, "tensor_parallel_size": "8"}),
         "lmcache_max_local_cpu_size": ("8", DENSE, {**CONTEXT, "kv_transfer_config": LMCACHE}),
         "enable_prefix_caching": ("false", DENSE, CONTEXT),
         "allow_deprecated_quantization": ("true", DENSE, CONTEXT),

@@ -18,6 +18,7 @@ NAMED = {
     "cli/run_options.py": 1,  # likewise
     "models/families/rope.py": 1,  # the source of its keys' order
     "models/quant.py": 1,  # a source
+    "planning/phases.py": 1,  # a source
     "report/templates.py": 1,  # an example
     "simulate/host.py": 1,  # the host fitted to its results
     "simulate/kernels/choice.py": 4,  # names in the measured tables, and kernels taken from another's

@@ -68,6 +68,7 @@ TOWERS: dict[str, tuple[str, str]] = {
     "qwen3_omni_moe": ("towers_audio", "qwen3_omni_moe"),
     "qwen3_vl": ("towers_vision", "qwen3_vl"),
     "qwen3_vl_moe": ("towers_vision", "qwen3_vl"),
+    "qwen4_exp": ("towers_vision", "qwen3_5"),
     "skywork_chat": ("towers_llava", "internvl"),
     "smolvlm": ("towers_plain", "idefics3"),
     "voxtral": ("towers_audio", "voxtral"),
@@ -131,6 +132,7 @@ SERVES: dict[str, tuple[str, ...]] = {
     "qwen3_omni_moe": IMAGES_AND_VIDEOS,
     "qwen3_vl": IMAGES_AND_VIDEOS,
     "qwen3_vl_moe": IMAGES_AND_VIDEOS,
+    "qwen4_exp": IMAGES_AND_VIDEOS,
     "skywork_chat": IMAGES,
     "smolvlm": IMAGES,
     "voxtral": AUDIO,
@@ -159,7 +161,7 @@ QUANTIZED: dict[str, Names] = {
         "vision_tower.layers.mlp.up": ("visual.blocks.0.mlp.gate_proj", "visual.blocks.0.mlp.up_proj"),
         "vision_tower.layers.mlp.down": ("visual.blocks.0.mlp.down_proj",),
     },
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"), _QWEN3),
     "gemma3": {
         "vision_tower.layers.attn.qkv": tuple(f"{_SIGLIP_LAYER}.self_attn.{part}_proj" for part in "qkv"),
         "vision_tower.layers.attn.proj": (f"{_SIGLIP_LAYER}.self_attn.out_proj",),
@@ -189,7 +191,7 @@ HEARING = ("audio_tower.", "embed_audio.")  # audio parts of a model that takes 
 BY_DATA: dict[str, tuple[str, ...]] = {
     "glm5_next": (), "kimi_k25": (), "kimi_k3": (), "llama4": ("multi_modal_projector.",), "minicpmv": (),
     "minimax_m3": (), "minimax_m3_vl": (), "qwen2_5_vl": (), "qwen2_vl": (), "qwen3_5": (), "qwen3_5_moe": (),
-    "qwen3_vl": (), "qwen3_vl_moe": (),
+    "qwen3_vl": (), "qwen3_vl_moe": (), "qwen4_exp": (),
 }  # fmt: skip
 
 

@@ -148,15 +148,15 @@ class Colocated:
 class Phase:
     """A rank's memory while its server is awake, asleep or waking up, with that of others.
 
-    rows    of the server, in bytes; low and high: the range of their sum
+    rows    of the server, in bytes; server_low and server_high: the range of their sum
     others  bytes that others hold; None: not stated
     free    what is left of the GPU, negative if bytes are missing
     """
 
     name: Literal["awake", "asleep", "waking"]
     rows: dict[str, int]
-    low: int
-    high: int
+    server_low: int
+    server_high: int
     others: int | None
     free: int
 

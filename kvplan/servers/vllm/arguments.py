@@ -111,7 +111,7 @@ REFUSED: Final = {
     "repeats query projections, whose weights are not modeled, on ranks that share a cache; remove it": """
         dcp_q_replicate!
     """,
-    "belongs to models that kvplan does not support; remove it": "engram_config diffusion_config",
+    "belongs to models that kvplan does not support; remove it": "diffusion_config",
     "may move the checkpoints of states, and with them the block size, which is not modeled; remove it": """
         prefix_match_unit
     """,

@@ -184,6 +184,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "qwen3_moe": ModelType(windows="every if flagged", adapters=True, adapted_tables=BOTH),
     "qwen3_next": ModelType(ignores=BIAS, tied="never", whole_shared=True, renormalizes=True, adapters=True,
         in_one=("in_proj_qkvz", "in_proj_ba", "conv1d")),
+    "qwen4_exp_text": ModelType(ignores=BIAS, tied="never", whole_shared=True, renormalizes=True),
     "qwen3_vl_moe_text": ModelType(windows="every", adapters=True, adapted_tables=BOTH, fused_experts=True),
     "solar_open": ModelType(renormalizes=True),
     "starcoder2": ModelType(without_windows=True, adapters=True, adapted_tables=EMBEDDING),

@@ -7,7 +7,7 @@ from kvplan.core.records import dataclass
 from kvplan.servers.plans.plan import EncoderBudget, Estimate, HostRow, Plan, Refusal, Request
 from kvplan.servers.plans.pool import Pool
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm.rules import takes_items
+from kvplan.servers.vllm.rules import has_tables, takes_items
 from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, Settings
 
 
@@ -43,6 +43,10 @@ def of(request: Request) -> Iterator[Feature]:
         from kvplan.servers.vllm import experts
 
         yield experts.FEATURE
+    if has_tables(request.spec) or args.engram_config is not None:
+        from kvplan.servers.vllm import tables
+
+        yield tables.FEATURE
     if args.cpu_offload_gb or args.offload_group_size or args.offload_backend or args.enable_sleep_mode:
         from kvplan.servers.vllm import offload
 

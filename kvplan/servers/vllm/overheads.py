@@ -228,8 +228,8 @@ def index_keys(spec: ModelSpec) -> tuple[int, int] | None:
     """(bytes of an index key and its scales, tokens it covers) of DeepSeek's sparse attention, or None without it."""
     for cache in {cache for caches in spec.layers for cache in caches}:
         match cache:
-            case SparseIndexer(dim, pool):
-                return dim + 4 * cdiv(dim, 128), pool
+            case SparseIndexer(plain=False, pool=pool):
+                return cache.key_bytes, pool
             case CompressedLatent(_, _, ratio, int(dim)):
                 return dim + 4 * cdiv(dim, 128), ratio
     return None

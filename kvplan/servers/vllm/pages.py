@@ -16,6 +16,7 @@ from kvplan.models.spec import (
     ChunkedAttention,
     CompressedLatent,
     CrossAttention,
+    FullAttention,
     LatentAttention,
     LayerCache,
     ModelSpec,
@@ -38,7 +39,7 @@ from kvplan.servers.releases import Version
 from kvplan.servers.vllm import features
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.words.arguments import TARGET_READERS, EngineArgs, Settings
-from kvplan.sizing.layout import cdiv, index_key_bytes, ring_bytes, token_bytes
+from kvplan.sizing.layout import cdiv, ring_bytes, token_bytes
 from kvplan.sizing.weights import stage_layers
 
 FLASH_KDA_ALIGNMENT = 16  # tokens between checkpoints of KDA with a bounded gate
@@ -155,7 +156,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
         return 16, {s: KVSpec("state", how.context, sizes[s], blocks=1, shape=(s,)) for s in states}
     kv_dtype = how.kv_dtype
     if spec.is_pooled:  # its latents alone decide, in plain fp8 even if their pages have 656 bytes per token
-        attentions = {cache for cache in attentions if isinstance(cache, LatentAttention)}
+        attentions = {cache for cache in attentions if not isinstance(cache, SparseIndexer)}
         kv_dtype = "fp8" if kv_dtype == "fp8_ds_mla" else kv_dtype
     per_token = {token_bytes(cache, kv_dtype, how.tp) for cache in attentions}
     if len(per_token) > 1:
@@ -166,6 +167,8 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
     kernel = pooled_block(spec, how.sm)
     smallest = max(16, how.block_size or kernel, how.backend, MLA_STATE_BLOCK if spec.is_mla else 16)
     aligned = {s: state_alignment(s, how.sm) if s.kind in how.checkpoints else (1, 0) for s in states}
+    nets = [aligned[s] for s in states if s.kind == "gated_delta_net"]
+    aligned |= {s: nets[0] for s in states if s.kind == "short_conv" and nets}  # kept with theirs (qwen4_exp)
     grows = how.prefix_caching and bool({s.kind for s in states} & how.every_block)
     unit = smallest
     if grows:
@@ -180,7 +183,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
         fixed = KVSpec("state", own_block, block * token, extra=how.spec_tokens, shape=(state,))
         alignment, num_checkpoints = aligned[state] if how.prefix_caching else (1, -1)
         if how.prefix_caching and num_checkpoints:  # those of a gated delta net are at block ends
-            grid = block if state.kind == "gated_delta_net" else alignment
+            grid = block if state.kind == "gated_delta_net" or nets else alignment
             fixed = replace(fixed, checkpoint_alignment=grid)
         specs[state] = fixed if grows else replace(fixed, blocks=2 + how.spec_tokens + num_checkpoints)
     return block, specs
@@ -191,7 +194,8 @@ def pooled_block(spec: ModelSpec, sm: int) -> int:
 
     Source: vLLM 0.33 v1/attention/backends/mla/indexer.py (Glm5NextIndexerBackend): 32 or 64 keys, only 64 on 12.x.
     """
-    pools = [c.pool for caches in spec.layers for c in caches if isinstance(c, SparseIndexer) and c.pool > 1]
+    caches = {c for caches in spec.layers for c in caches if isinstance(c, SparseIndexer)}
+    pools = [c.pool for c in caches if c.pool > 1 and not c.plain]
     return lcm(*(pool * (64 if sm >= 120 else 32) for pool in pools), 64) if pools else 16
 
 
@@ -204,8 +208,23 @@ def pooled_specs(cache: LayerCache, block: int, how: Paging) -> list[KVSpec]:
         token = token_bytes(cache, how.kv_dtype, how.tp)
         rows = 64 if how.sm >= 120 else 32 if how.sm >= 100 else 1  # rows that the kernels read at once
         return [KVSpec("latent", block, block * token, shape=("latent", how.kv_dtype), stride=rows * token)]
+    if isinstance(cache, FullAttention):
+        token = token_bytes(cache, how.kv_dtype, how.tp)
+        return [KVSpec("full", block, block * token, shape=("full", how.kv_dtype))]
     assert isinstance(cache, SparseIndexer)
-    entry, pool = index_key_bytes(cache.head_dim), cache.pool
+    entry, pool = cache.key_bytes, cache.pool
+    if cache.plain:
+        rows = cdiv(pool + how.spec_tokens, pool) * pool
+        stated = how.block_size or 16  # checked before states raise it
+        if stated % pool or block % rows:
+            raise UsageError(
+                f"block size {stated}", f"is no multiple of the {rows} tokens of an index key, which vLLM requires",
+                f"add --block-size {lcm(16, rows)}", keys=("block_size",),
+            )  # fmt: skip
+        return [
+            KVSpec("latent", block, block // pool * entry, shape=("pooled index", pool)),
+            KVSpec("ring", rows, ring_bytes(cache, how.spec_tokens), blocks=1, shape=("ring", pool)),
+        ]
     kernel = gcd(64 * pool, block)
     stride = 1 if kernel == block else kernel // pool * entry
     return [

@@ -4,6 +4,7 @@ Source: vLLM 0.33 engine/arg_utils.py, config/vllm.py, platforms/interface.py; o
 and from start-up logs that users posted.
 """
 
+import json
 from functools import lru_cache
 from typing import Final
 
@@ -223,11 +224,24 @@ def left_out(spec: ModelSpec, args: EngineArgs, release: Version) -> frozenset[s
     Source: vLLM 0.33 config/multimodal.py (get_limit_per_prompt), model_executor/models/interfaces.py
     (_mark_tower_model).
     """
+    tables = frozenset({"tables"}) if tables_on_host(spec, args) else frozenset()
     if args.language_model_only:
-        return served_inputs(spec)
+        return served_inputs(spec) | tables
     if not release.has("towers_left_out"):
-        return frozenset()
-    return frozenset(name for name, count in mm_limits(args).items() if count == 0)
+        return tables
+    return tables | {name for name, count in mm_limits(args).items() if count == 0}
+
+
+TABLES: Final = ("qwen4_exp",)  # model types, or their beginnings, with tables of n-grams
+
+
+def has_tables(spec: ModelSpec) -> bool:
+    return spec.model_type.startswith(TABLES)
+
+
+def tables_on_host(spec: ModelSpec, args: EngineArgs) -> bool:
+    """True if tables of n-grams are not on the GPU: by default. Source: vLLM 0.33 config/engram.py."""
+    return has_tables(spec) and json.loads(args.engram_config or "{}").get("cpu_offload") is not False
 
 
 def takes_items(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:

@@ -316,6 +316,9 @@ class EngineArgs:
     kv_transfer_config: str | None = argument(
         None, "json", 'KV connector, e.g. {"kv_connector": "NixlConnector", "kv_role": "kv_both"}.', "JSON"
     )
+    engram_config: str | None = argument(
+        None, "json", 'Where tables of n-grams lie, e.g. {"cpu_offload": false}.', "JSON"
+    )
     lmcache_max_local_cpu_size: int | None = argument(
         None, "gib", "Host memory of LMCache in each rank, as LMCACHE_MAX_LOCAL_CPU_SIZE.", "GIB"
     )
