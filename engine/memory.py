@@ -1,8 +1,9 @@
 """Memory of the engine's parts, measured on its tensors and the allocator, never computed from a formula."""
 
 import weakref
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ class MemoryReport:
     graph_tensors  of cuda_graphs, what lies in torch's own pool; the rest is the driver's
     lora           slots for adapters, and the tensors that say whose tokens are whose; 0 without them
     total, budget  of the device, or memory_limit; the share of it that gpu_memory_utilization grants
+    fallbacks      kernel functions that plain torch stands for, and "CUDA graphs" if none are captured: each with why
     """
 
     weights: int
@@ -43,6 +45,7 @@ class MemoryReport:
     num_blocks: int
     block_bytes: int
     lora: int = 0
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from engine.batch import BatchArrays
 from engine.block_manager import cdiv
 from engine.config import MOST_LOGPROBS, EngineConfig, SamplingParams
 from engine.cuda_graphs import DecodeGraphs, sizes_for
+from engine.kernels import torch_backend
+from engine.kernels.verified import Verified, fallbacks_of
 from engine.kv_cache import KVCache, first_paged, group_layers
 from engine.loader import NoWeights, WeightSource
 from engine.memory import HostRoom, MemoryReport, PeakMeter, device_memory, nbytes, requested, size_text
@@ -25,7 +27,7 @@ from engine.staging import DownloadRing, UploadRing
 from engine.state_slots import are_in_blocks
 from engine.step import StepTensors, step_tensors
 from engine.tp import TensorParallel, local_size
-from engine.warm_up import blank_step, lengths, samplings
+from engine.warm_up import SMALL_BLOCKS, blank_step, lengths, samplings, small_steps
 from kvplan.core.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from kvplan.models.spec import LatentAttention, ModelSpec
 
@@ -92,7 +94,7 @@ class ModelRunner:
     def _start(self, source: WeightSource, on_stage: Callable[[str], None]) -> None:
         spec, config, device = self.spec, self.config, self.device
         self.backend = attention.load(config.backend, device.type)
-        self.kernels = self.backend.run
+        self.kernels = Verified(self.backend.run, torch_backend) if self.backend.compiles else self.backend.run
         self.dtype = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
         self.kv_dtype = self.dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
         self._check_kv_dtype()
@@ -118,6 +120,7 @@ class ModelRunner:
         on_stage("profile_run")
         with _named_when_out_of_memory(device, f"a step of {config.max_num_batched_tokens} max_num_batched_tokens"):
             workspaces = self._make_workspaces()
+            self._compare_kernels()
             self.kv = self._cache(1, self.device)  # one block, which everyone reads
             self.plan = self.backend.plan(spec, self.tp, self.groups, self.kv, self.dtype)
             activations = self._profile_run()
@@ -135,7 +138,7 @@ class ModelRunner:
         if device.type == "cuda" and not config.enforce_eager and self.backend.can_be_captured:
             on_stage("graphs")
             with _named_when_out_of_memory(device, "capturing CUDA graphs"):
-                self.graphs = self._capture_graphs()
+                self.graphs = self._graphs_or_none()
 
     @torch.inference_mode()
     def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
@@ -260,6 +263,21 @@ class ModelRunner:
         return weights, buffers
 
     @torch.inference_mode()
+    def _compare_kernels(self) -> None:
+        """Compare every kernel that small steps of this model launch with plain torch, and replace what is wrong."""
+        if not isinstance(self.kernels, Verified):
+            return
+        self.kv = self._cache(1 + SMALL_BLOCKS, self.device)
+        for tensor in self.kv.tensors:
+            tensor.copy_(torch.randn(tensor.shape, device=self.device))
+        self.plan = self.backend.plan(self.spec, self.tp, self.groups, self.kv, self.dtype)
+        with self.kernels.compared():
+            for step in small_steps(len(self.groups), self.config.block_size, self.max_blocks, self.max_model_len):
+                logits = self.logits(step)
+            self._sample_every_way(logits)
+        del self.kv
+
+    @torch.inference_mode()
     def _profile_run(self) -> int:
         """Peak bytes of the largest step, without weights."""
         largest = self._largest_step()
@@ -279,6 +297,9 @@ class ModelRunner:
         config = self.config
         for query_lens, context_lens in lengths(config.num_seqs, config.max_num_batched_tokens, self.max_model_len):
             logits = self.logits(blank_step(query_lens, context_lens, len(self.groups), self.max_blocks))
+        self._sample_every_way(logits)
+
+    def _sample_every_way(self, logits: torch.Tensor) -> None:
         for params in samplings():
             sampler = Sampler(self.spec.vocab_size, device=self.device)
             seqs = [Sequence(str(i), [0], 1) for i in range(len(params))]
@@ -355,7 +376,7 @@ class ModelRunner:
         return MemoryReport(
             weights=weights, buffers=buffers, activations=activations, kv_cache=num_blocks * block_bytes + states,
             cuda_graphs=0, non_torch=non_torch, workspaces=workspaces, graph_tensors=0, total=self.total, budget=budget,
-            num_blocks=num_blocks, block_bytes=block_bytes, lora=lora,
+            num_blocks=num_blocks, block_bytes=block_bytes, lora=lora, fallbacks=fallbacks_of(self.kernels),
         )  # fmt: skip
 
     def _blocks_on_host(self, host: HostRoom, num_blocks: int, block_bytes: int) -> int:
@@ -368,6 +389,17 @@ class ModelRunner:
                 f"are free ({num_blocks * block_bytes * host.ranks:,} needed); lower num_blocks"
             )
         return num_blocks
+
+    def _graphs_or_none(self) -> DecodeGraphs | None:
+        """The graphs; None where they cannot be captured for another reason than memory: steps are then eager."""
+        try:
+            return self._capture_graphs()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0][:200]}"
+            self.memory = replace(self.memory, fallbacks={**self.memory.fallbacks, "CUDA graphs": why})
+            return None
 
     @torch.inference_mode()
     def _capture_graphs(self) -> DecodeGraphs:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from engine.batch import BatchArrays
 from engine.config import SamplingParams
 
+SMALL_BLOCKS = 3  # beside the null block
+
 Lens = NDArray[np.signedinteger[Any]]
 
 GREEDY = SamplingParams(temperature=0)
@@ -39,6 +41,26 @@ def blank_step(query_lens: Lens, context_lens: Lens, num_groups: int, max_blocks
         block_tables=(np.zeros((len(query_lens), max_blocks), np.int32),) * num_groups,
         slot_mapping=(np.full(starts[-1], -1),) * num_groups,
     )
+
+
+def small_steps(num_groups: int, block_size: int, max_blocks: int, max_model_len: int) -> Iterator[BatchArrays]:
+    """Steps of one sequence each, in blocks 1 to SMALL_BLOCKS of every group: a decode, a prompt, a prompt's second
+    chunk. Token ids are small numbers; what the cache holds before is the caller's."""
+    for num_tokens, context in ((1, 40), (24, 24), (9, 21)):
+        context = min(context, max_model_len, SMALL_BLOCKS * block_size)
+        num_tokens = min(num_tokens, context)
+        table = np.zeros((1, max_blocks), np.int32)
+        table[0, :SMALL_BLOCKS] = np.arange(1, SMALL_BLOCKS + 1)[:max_blocks]
+        positions = np.arange(context - num_tokens, context)
+        slots = table[0, positions // block_size] * block_size + positions % block_size
+        step = blank_step(np.array([num_tokens]), np.array([context]), num_groups, max_blocks)
+        yield replace(
+            step,
+            token_ids=positions + 1,
+            positions=positions,
+            block_tables=(table,) * num_groups,
+            slot_mapping=(slots.astype(np.int64),) * num_groups,
+        )
 
 
 def lengths(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Iterator[tuple[Lens, Lens]]:

@@ -448,7 +448,8 @@ def _run(
             inputs["max_blocks"] = min(inputs["max_blocks"], engine.runner.host.size // memory.block_bytes)
         graphs = {} if engine.runner.graphs is None else engine.runner.graphs.num_bytes
         writer.update(
-            memory=asdict(memory), groups=len(engine.runner.groups), inputs=inputs,
+            memory={name: size for name, size in asdict(memory).items() if name != "fallbacks"},
+            groups=len(engine.runner.groups), inputs=inputs,
             graph_bytes={str(size): taken for size, taken in graphs.items()},
         )  # fmt: skip
         recorder.torch_tensors = memory.weights + memory.buffers + memory.kv_cache + memory.lora

@@ -14,7 +14,7 @@ from kvplan.serve.ranks import Leader
 from kvplan.serve.start import Start, labels
 from kvplan.serve.worker import Hooks
 from kvplan.servers.bundled.log_rows import planned_bytes
-from kvplan.servers.bundled.log_wordings import device_line, host_line, pool_line, prefix, row_line
+from kvplan.servers.bundled.log_wordings import device_line, fallback_line, host_line, pool_line, prefix, row_line
 from kvplan.servers.bundled.rules import EngineInputs, Speculation, predict
 from kvplan.servers.logs.metrics import SERVED_BY
 
@@ -149,6 +149,7 @@ def start_log(engine: Engine) -> list[str]:
     lines = [
         device_line(device, gpu, inputs.backend, inputs.batches_in_flight, memory.total, memory.non_torch),
         *([] if host is None else [host_line(host.free, host.ranks)]),
+        *(fallback_line(name, why) for name, why in memory.fallbacks.items()),
         *(row_line(name, planned[name], size) for name, size in measured.items()),
         pool_line(memory.num_blocks, num_tokens(engine)),
     ]

@@ -36,6 +36,8 @@ def interpreted(*models: str, kv_dtype: str = "auto") -> list[list[list[int]]]:
     [
         pytest.param(("llama,graphs", "gemma2"), id="graphs and windows"),
         pytest.param(("llama",), id="plain", marks=pytest.mark.full),
+        pytest.param(("gemma3_text,compared", "mixtral,compared"), id="compared", marks=pytest.mark.full),
+        pytest.param(("deepseek_v3,compared",), id="latents compared", marks=pytest.mark.full),
         pytest.param(("deepseek_v3", "deepseek_v3,graphs"), id="latents", marks=pytest.mark.full),
         pytest.param(("gemma2", "gemma2,graphs"), id="windows on graphs", marks=pytest.mark.full),
         *(pytest.param((family,), id=family, marks=pytest.mark.full) for family in SLOW),

@@ -39,6 +39,12 @@ def host_line(free: int, ranks: int) -> str:
     return f"kvplan engine: host memory: {free:,} bytes free, ranks on it {ranks}"
 
 
+def fallback_line(name: str, why: str) -> str:
+    """What a rank does without, of the functions of its kernels or "CUDA graphs"."""
+    instead = f"decode steps run without {name}" if " " in name else f"plain torch stands for {name}"
+    return f"kvplan engine: {instead}: {why}"
+
+
 def row_line(name: str, planned: int, measured: int) -> str:
     return f"kvplan engine: {name}: planned {planned:,} bytes, measured {measured:,} bytes"
 
