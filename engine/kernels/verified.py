@@ -47,20 +47,20 @@ class Verified(ModuleType):
         run, plain = getattr(self._run, name), getattr(self._plain, name)
         if name in self.fallbacks:
             return plain(*args, **options)
-        given = [*args, *options.values()]
-        before, own = [_copy(value) for value in given], [_copy(value) for value in given]
+        arguments = [*args, *options.values()]
+        before, own = [_copy(value) for value in arguments], [_copy(value) for value in arguments]
         expected = plain(*own[: len(args)], **dict(zip(options, own[len(args) :], strict=True)))
         try:
             result = run(*args, **options)
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # what fails on the device is raised here
-            why = _difference(_tensors(result), _tensors(expected)) or _wrong_writes(given, own, before)
+            why = _difference(_tensors(result), _tensors(expected)) or _wrong_writes(arguments, own, before)
         except Exception as error:
             why = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0][:200]}"
         if why is None:
             return result
         self.fallbacks[name] = why
-        for value, copied in zip(given, own, strict=True):
+        for value, copied in zip(arguments, own, strict=True):
             if isinstance(value, torch.Tensor) and value is not copied:
                 value.copy_(copied)
         return expected
@@ -77,9 +77,9 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     return [tensor for part in result for tensor in _tensors(part)] if isinstance(result, tuple) else []
 
 
-def _wrong_writes(given: list[Any], own: list[Any], before: list[Any]) -> str | None:
+def _wrong_writes(arguments: list[Any], own: list[Any], before: list[Any]) -> str | None:
     """Compare the arguments that plain torch writes, where either function has changed them; others may be used up."""
-    for mine, plain, old in zip(given, own, before, strict=True):
+    for mine, plain, old in zip(arguments, own, before, strict=True):
         if isinstance(mine, torch.Tensor) and mine is not plain:
             mine, plain, old = _numbers(mine), _numbers(plain), _numbers(old)
             is_written = ~_same(plain, old)
@@ -117,8 +117,8 @@ def _numbers(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype.is_floating_point else tensor
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return (one == other) | (one.isnan() & other.isnan())
+def _same(mine: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+    return (mine == plain) | (mine.isnan() & plain.isnan())
 
 
 def fallbacks_of(module: ModuleType) -> Mapping[str, str]:

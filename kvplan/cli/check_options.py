@@ -1,6 +1,6 @@
 """The options of `kvplan check`."""
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from kvplan.cli.fields import COLOR, Color, Text, Texts, argument, complete, option
 from kvplan.cli.options import WorkloadOptions
@@ -10,7 +10,7 @@ CheckFormat = Literal[
     "table", "json", "markdown", "github", "junit", "sarif",
     "prometheus-rule", "prometheus-operator", "prometheus-test", "grafana", "keda",
 ]  # fmt: skip
-OPERATIONS: Final = CheckFormat.__args__[6:]  # what runs a server: made of its operating limits
+OPERATIONS: Final = get_args(CheckFormat)[6:]  # what runs a server: made of its operating limits
 DEFAULT_NAME = "kvplan.policy.yaml"
 # File name suffixes of --report, and the format of each.
 SUFFIXES = {".json": "json", ".md": "markdown", ".html": "html", ".xml": "junit", ".sarif": "sarif"}

@@ -80,7 +80,7 @@ def checked(
     if limits:
         from kvplan.policy.limits import limits_of  # only for what is made of them
 
-        operating = {case.target.id: limits_of(case, kept(case.plan, case.target.workload)) for case in cases}
+        operating = {case.target.id: limits_of(case, largest_load(case.plan, case.target.workload)) for case in cases}
     return replace(result, targets=(*result.targets, *changed), limits=operating)
 
 
@@ -116,7 +116,7 @@ def simulated(plan: Plan, workload: Workload) -> float | str:
     return load if isinstance(load, str) else preempted_share(plan, *load, workload.tpot_s)
 
 
-def kept(plan: Plan, workload: Workload | None) -> "Kept | str | None":
+def largest_load(plan: Plan, workload: Workload | None) -> "Kept | str | None":
     """The largest load that keeps a workload's latency targets, or why it is not known; None: it states none."""
     if workload is None or workload.slo is None:
         return None

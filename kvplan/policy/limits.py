@@ -87,23 +87,23 @@ def level(share: float) -> float:
     return ((sqrt(margin * margin + 4) - margin) / 2) ** 2
 
 
-def limits_of(case: Case, kept: "Kept | str | None" = None) -> Limits | str:
-    """The limits of a target, or why it has none; kept: the largest load that keeps its latency targets."""
+def limits_of(case: Case, largest: "Kept | str | None" = None) -> Limits | str:
+    """The limits of a target, or why it has none; largest: the largest load that keeps its latency targets."""
     plan, engine = case.plan, case.plan.request.release.engine
     metrics = server_of(engine).outputs().metrics
     if metrics is None:
         return f"kvplan does not read the metrics of {terms_of(engine).title}"
     if not plan.fits:
         return "it does not fit"
-    held = held_blocks(case)
-    if isinstance(held, str):
-        return held
+    blocks_of_one = held_blocks(case)
+    if isinstance(blocks_of_one, str):
+        return blocks_of_one
     shared, whole = shared_blocks(case), own_blocks(case, plan.capacity.max_model_len)
     usable = plan.capacity.num_blocks - 1
     room, sequences = usable - shared, plan.settings.max_num_seqs
-    share = 1 - whole / room if held.square is None else level(held.square / held.mean / room)
-    sequences_first = fills(held, sequences) < room
-    has_level = not sequences_first and (held.square is not None or room >= 2 * whole)
+    share = 1 - whole / room if blocks_of_one.square is None else level(blocks_of_one.square / blocks_of_one.mean / room)
+    sequences_first = fills(blocks_of_one, sequences) < room
+    has_level = not sequences_first and (blocks_of_one.square is not None or room >= 2 * whole)
     seats = sequences * level(1 / sequences)
     rates = [rule.limit for rule in case.target.rules if rule.name == "max_preemption_rate"]
     low, high = users.blocks_at(plan, "low"), users.blocks_at(plan, "high")
@@ -117,12 +117,12 @@ def limits_of(case: Case, kept: "Kept | str | None" = None) -> Limits | str:
         tokens=(tokens_in(plan, low), plan.capacity.tokens, tokens_in(plan, high)),
         sequences=sequences,
         usage=(shared + room * share) / usable if has_level else None,
-        running=max(1, int(min(room * share / held.mean, seats))),
+        running=max(1, int(min(room * share / blocks_of_one.mean, seats))),
         sequences_first=sequences_first,
         preempted=float(rates[0]) if rates else PREEMPTED,
         is_stated=bool(rates),
-        requests=held.requests,
-        targets=None if kept is None or case.target.workload is None else (case.target.workload.slo or "", kept),
+        requests=blocks_of_one.requests,
+        targets=None if largest is None or case.target.workload is None else (case.target.workload.slo or "", largest),
     )
 
 
@@ -135,10 +135,10 @@ def served_name(case: Case) -> str:
     return name[1] if name else model_id(case.plan.request.spec)
 
 
-def fills(held: Held, sequences: int) -> float:
+def fills(blocks_of_one: Held, sequences: int) -> float:
     """Blocks that all sequences together may hold: MARGIN deviations above their mean, if these are known."""
-    variance = 0.0 if held.square is None else max(0.0, held.square - held.mean**2)
-    return sequences * held.mean + MARGIN * sqrt(sequences * variance)
+    variance = 0.0 if blocks_of_one.square is None else max(0.0, blocks_of_one.square - blocks_of_one.mean**2)
+    return sequences * blocks_of_one.mean + MARGIN * sqrt(sequences * variance)
 
 
 def shared_blocks(case: Case) -> int:

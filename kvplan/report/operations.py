@@ -31,18 +31,16 @@ class Alert:
     """An alert of a target, and series on either side of its limit.
 
     fires, quiet  metric, or metric with labels -> its samples in promtool's notation, one every SCRAPE_S
-    at            when it must fire
     """
 
     name: str
     expr: str
-    held: str
+    pending: str
     severity: str
     summary: str
     description: str
     fires: Mapping[str, str]
     quiet: Mapping[str, str]
-    at: str = "10m"
 
 
 def prometheus_rule(result: CheckResult) -> str:
@@ -97,11 +95,11 @@ def sentence(limits: Limits) -> str:
     return memory_sentence(limits) + ("" if limits.targets is None else f"; {targets_sentence(*limits.targets)}")
 
 
-def targets_sentence(targets: str, kept: "Kept | str") -> str:
-    if isinstance(kept, str):
-        return f"{targets}: {kept}"
-    count = plural(int(kept.in_flight), "request")
-    return f"{targets} is likely kept up to {kept.rate:.2f} requests/s, with {count} in flight"
+def targets_sentence(targets: str, largest: "Kept | str") -> str:
+    if isinstance(largest, str):
+        return f"{targets}: {largest}"
+    count = plural(int(largest.in_flight), "request")
+    return f"{targets} is likely kept up to {largest.rate:.2f} requests/s, with {count} in flight"
 
 
 def memory_sentence(limits: Limits) -> str:
@@ -125,7 +123,7 @@ def rule_of(limits: Limits, alert: Alert) -> dict[str, Any]:
     return {
         "alert": alert.name,
         "expr": alert.expr,
-        "for": alert.held,
+        "for": alert.pending,
         "keep_firing_for": KEPT,
         "labels": {"severity": alert.severity, "target": limits.target},
         "annotations": {"summary": alert.summary, "description": alert.description},
@@ -277,7 +275,7 @@ def tests_of(limits: Limits, alert: Alert) -> Iterator[dict[str, Any]]:
             "input_series": [{"series": labeled(name), "values": values} for name, values in inputs.items()],
             "alert_rule_test": [
                 {
-                    "eval_time": alert.at,
+                    "eval_time": "10m",
                     "alertname": alert.name,
                     "exp_alerts": [
                         {

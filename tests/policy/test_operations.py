@@ -170,13 +170,13 @@ def test_latency_targets_bound_the_requests_in_flight(result: CheckResult, run: 
     """As `simulate --slo` has them: the same rate, and what runs and waits at it."""
     limits = limits_of(result, "chat")
     assert limits.targets is not None
-    targets, kept = limits.targets
-    assert not isinstance(kept, str)
+    targets, largest = limits.targets
+    assert not isinstance(largest, str)
     command = ["simulate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "16k", "--profile", "azure-2023-conv"]
     options = ["--num-requests", "2000", "--slo", targets, "--format", "json"]
     (answer,) = run(*command, "--rate", "3", *options).json["variants"]
-    assert answer["largest"]["keeps"] == kept.rate
-    (at_most,) = run(*command, "--rate", str(kept.rate), *options).json["variants"]
+    assert answer["largest"]["keeps"] == largest.rate
+    (at_most,) = run(*command, "--rate", str(largest.rate), *options).json["variants"]
     assert limits.in_flight == int(at_most["running"]["mean"] + at_most["waiting"]["mean"]) < limits.running
 
 
