@@ -4,9 +4,10 @@
                                            [--commit COMMIT] [--device cuda:0]
 
 Stages run in the order of --list, the biggest news first, each in a process of its own and within the seconds of the
-budget. After each stage OUT holds summary.json and at most seven archives of evidence. A call with --resume (whose DIR
-may be OUT itself) runs what was skipped, crashed or was cut off, and goes on with what is partial. A stage that came to
-its own end is done, also with failures, which its headline tells; --again names stages to be run all the same.
+budget. After each stage OUT holds summary.json, at most six archives of evidence, and Triton's compiled kernels. A call
+with --resume (whose DIR may be OUT itself) runs what was skipped, crashed or was cut off, and goes on with what is
+partial. A stage that came to its own end is done, also with failures, which its headline tells; --again names stages to
+be run all the same.
 
 Where every call gets a fresh copy of the checkout, what the last one left must travel with it: lay the files of its OUT
 into build/gpu of the checkout and give `--resume build/gpu`. Git ignores that folder, so its files cannot be committed
@@ -61,53 +62,58 @@ PROBE_S = 120.0  # torch's first import on a machine that was just started
 FAILED, BUDGET_ENDED, INTERRUPTED, TERMINATED = 1, 4, 130, 143
 
 
-def profile_stage(model: str, *arguments: str, name: str = "", group: str = "models") -> Stage:
+def profile_stage(model: str, *arguments: str, name: str = "", group: str = "models", most_s: float = 55) -> Stage:
     """The memory of one model, measured beside predicted."""
     shows = f"{model}: measured memory beside predicted {' '.join(arguments)}".strip()
     argv = (*PROFILE, model, *arguments)
-    return Stage(name or f"profile-{model}", group, shows, argv, 30, 110)
+    return Stage(name or f"profile-{model}", group, shows, argv, 30, most_s)
 
 
 def fp8_stage(model: str, group: str = "models") -> Stage:
     """The same with an fp8 KV cache."""
-    return profile_stage(model, "--kv-cache-dtype", "fp8_e4m3", name=f"profile-{model}-fp8", group=group)
+    arguments = ("--kv-cache-dtype", "fp8_e4m3")
+    return profile_stage(model, *arguments, name=f"profile-{model}-fp8", group=group, most_s=45)
 
 
+def kernels_stage(
+    name: str, shows: str, *arguments: str, least_s: float, most_s: float, goes_on: bool = False
+) -> Stage:
+    """A search among kernels, which ends 20 s before it is ended: a last case may be under way."""
+    argv = ("-m", f"{MODULES}.{'tune' if name == 'tune' else 'kernels'}", *arguments, "--limit", f"{most_s - 20:.0f}")
+    return Stage(name, "kernels", shows, argv, least_s, most_s, goes_on)
+
+
+# All of them take 24 minutes at most. What nobody can say without a GPU comes first, what says least last.
 STAGES = (
-    Stage("smoke", "smoke", "versions, device, one kernel, a 2-layer model", ("-m", f"{MODULES}.smoke"), 10, 90),
-    Stage("tests", "tests", "all tests marked gpu", ("-m", f"{MODULES}.checks"), 90, 180),
+    Stage("smoke", "tests", "versions, device, one kernel, a 2-layer model", ("-m", f"{MODULES}.smoke"), 10, 60),
+    Stage("tests", "tests", "all tests marked gpu", ("-m", f"{MODULES}.checks"), 90, 165, goes_on=True),
+    Stage("decode", "engine", "tokens/s beside the physical limit", ("-m", f"{MODULES}.decode"), 35, 70),
+    Stage("prefill", "engine", "prompt tokens/s beside the matrix rate", ("-m", f"{MODULES}.prefill"), 20, 45),
+    kernels_stage("kernels", "kernels: share of the copy bandwidth, peers", least_s=40, most_s=110),
     profile_stage("llama-3.1-8b", group="llama"),
-    fp8_stage("llama-3.1-8b", group="llama"),
+    Stage("nano-vllm", "engine", "nano-vllm's workload, output tokens/s", ("-m", f"{MODULES}.nano_vllm"), 30, 70),
+    profile_stage("llama-3.1-8b", "--baseline", "contiguous", name="contiguous", group="serving"),
     profile_stage("qwen2.5-7b"),
     profile_stage("qwen3-30b-a3b"),
     profile_stage("gemma-3-12b"),
     profile_stage("gpt-oss-20b"),
     profile_stage("deepseek-v2-lite"),  # with no fp8 stage: the engine keeps latents in the model's dtype
+    Stage("allocators", "serving", "paged against contiguous, one pool", ("-m", f"{MODULES}.allocators"), 40, 60),
+    Stage("generate", "engine", "requests/s against transformers", ("-m", f"{MODULES}.generate"), 35, 60),
+    Stage("overhead", "engine", "what the host adds to a step", ("-m", f"{MODULES}.overhead"), 25, 40),
+    Stage("prefix", "serving", "first and later requests with a shared prefix", ("-m", f"{MODULES}.prefix"), 25, 40),
+    kernels_stage("tune", "launch parameters for engine/kernels/tiles.json", least_s=40, most_s=60),
+    # It takes what time it gets, call after call.
+    kernels_stage(
+        "kernels-grid", "kernels: the cases left, 1-256 sequences of 512-131,072 tokens", "--rest",
+        least_s=35, most_s=50, goes_on=True,
+    ),
+    fp8_stage("llama-3.1-8b", group="llama"),
     fp8_stage("qwen2.5-7b"),
     fp8_stage("qwen3-30b-a3b"),
     fp8_stage("gemma-3-12b"),
     fp8_stage("gpt-oss-20b"),
-    profile_stage("llama-3.1-8b", "--baseline", "contiguous", name="contiguous", group="serving"),
-    Stage("decode", "engine", "tokens/s beside the physical limit", ("-m", f"{MODULES}.decode"), 35, 120),
-    Stage("nano-vllm", "engine", "nano-vllm's workload, output tokens/s", ("-m", f"{MODULES}.nano_vllm"), 30, 100),
-    Stage("kernels", "kernels", "kernels: share of the copy bandwidth, peers", ("-m", f"{MODULES}.kernels"), 40, 180),
-    Stage("generate", "engine", "requests/s against transformers", ("-m", f"{MODULES}.generate"), 35, 120),
-    Stage("allocators", "serving", "paged against contiguous, one pool", ("-m", f"{MODULES}.allocators"), 40, 150),
-    Stage("overhead", "engine", "what the host adds to a step", ("-m", f"{MODULES}.overhead"), 25, 80),
-    Stage("prefix", "serving", "first and later requests with a shared prefix", ("-m", f"{MODULES}.prefix"), 25, 80),
-    Stage("prefill", "engine", "prompt tokens/s beside the matrix rate", ("-m", f"{MODULES}.prefill"), 20, 70),
-    Stage("tune", "kernels", "launch parameters for engine/kernels/tiles.json", ("-m", f"{MODULES}.tune"), 60, 180),
-    # Last, since it takes what time is left, call after call; tuning may change what the next commit measures.
-    Stage(
-        "kernels-grid",
-        "kernels",
-        "kernels: the cases left, 1-256 sequences of 512-131,072 tokens",
-        ("-m", f"{MODULES}.kernels", "--rest", "--limit", "210"),
-        40,
-        240,
-        goes_on=True,
-    ),
-)
+)  # fmt: skip
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

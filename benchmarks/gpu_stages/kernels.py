@@ -5,30 +5,19 @@ of other code counts for nothing. What is left of them after that is left to the
 result in its folder and adds to it.
 """
 
-import json
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_stages.runner import FAILURES, UNFINISHED
 from benchmarks.gpu_stages.serving import first_line
-from benchmarks.gpu_stages.stage import RESULT, Row, Task, parser, task
+from benchmarks.gpu_stages.stage import Row, Task, parser, result_of, task
 from benchmarks.kernel_bench.cases import cases
 from benchmarks.kernel_bench.figure import draw
 from benchmarks.kernel_bench.timings import Findings, begin, measure
 
 TERMINATED = 143
 FIRST = "kernels"  # the stage that begins
-
-
-def result_of(folder: Path) -> dict[str, Any]:
-    """What a stage has saved; nothing where it has not, or not what can be read."""
-    try:
-        content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def cases_of(result: dict[str, Any]) -> list[str]:

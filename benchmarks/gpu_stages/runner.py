@@ -1,7 +1,8 @@
 """Runs stages one after the other within a budget: each a process of its own, saved as it ends.
 
-OUT holds summary.json (kvplan/gpu@1) and one evidence-GROUP.tar.gz per group of stages, both replaced after every
-stage. A crash, a hang or a lack of memory costs the stage it happens in and no other.
+OUT holds summary.json (kvplan/gpu@1), one evidence-GROUP.tar.gz per group of stages, and the kernels that Triton has
+compiled, all replaced after every stage. A crash, a hang or a lack of memory costs the stage it happens in and no
+other.
 """
 
 import csv
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from benchmarks.gpu_stages.evidence import pack, unpack, write_json
+from benchmarks.gpu_stages.triton_cache import NAME, archive_of, pack_cache, unpack_cache
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.files import load_json, path_text, printable
 
@@ -172,7 +174,7 @@ def run_stage(stage: Stage, session: Session) -> Result:
     added = ["--folder", str(folder), "--device", session.device, "--end", f"{begin + timeout:.1f}"]
     added += [f"--commit={session.machine.commit}"] if session.machine.commit is not None else []
     command = [sys.executable, *stage.argv, *added]
-    code = run_process(command, folder / LOG, timeout)
+    code = run_process(command, folder / LOG, timeout, session.work / NAME)
     seconds = round(time.monotonic() - begin, 1)
     if code is None:
         result = ended(stage, session, "timeout", f"ended after {timeout:.0f} s")
@@ -199,10 +201,11 @@ def is_same_code(commit: str | None, other: str | None) -> bool:
     return commit is not None and commit == other
 
 
-def run_process(command: Sequence[str], log: Path, timeout_s: float) -> int | None:
-    """The exit code; None where the process and all that it started had to be ended."""
+def run_process(command: Sequence[str], log: Path, timeout_s: float, cache: Path | None = None) -> int | None:
+    """The exit code; None where the process and all that it started had to be ended. cache: Triton's."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    env |= {} if cache is None else {"TRITON_CACHE_DIR": str(cache)}
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
@@ -274,6 +277,7 @@ def save(session: Session, group: str | None = None) -> None:
             if (session.work / name).is_dir() and session.results[name].rows:
                 write_rows(session.work / name / ROWS, session.results[name], session.machine)
         session.left_out[group] = pack(archive(session.out, group), session.work, stages)
+        pack_cache(session.out, session.work)
     write_json(session.out / SUMMARY, document(session))
 
 
@@ -349,6 +353,11 @@ def resume(session: Session, folder: Path) -> None:
     if older:
         session.say(f"kept of another commit than {commit}: {', '.join(older)}; --again STAGE,... measures them anew")
     session.left_out |= summary.get("left_out", {})
+    if archive_of(folder).exists():
+        try:
+            unpack_cache(folder, session.work)
+        except (OSError, EOFError, tarfile.TarError, zlib.error):
+            session.say(f"{path_text(archive_of(folder))}: cannot be unpacked; kernels are compiled again")
     for group in {result.group for result in results}:
         packed = archive(folder, group)
         if packed.exists():

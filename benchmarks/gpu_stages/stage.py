@@ -90,6 +90,15 @@ def task(own: argparse.ArgumentParser, *, computes: bool = True) -> Task:
     return Task(options.folder.resolve(), device, options)
 
 
+def result_of(folder: Path) -> dict[str, Any]:
+    """What a stage has saved; nothing where it has not, or not what can be read."""
+    try:
+        content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 # What a small model has in place of its config's own values, so that a CPU runs every family in seconds.

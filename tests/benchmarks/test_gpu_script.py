@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from benchmarks import gpu, tune_kernels
-from benchmarks.gpu_stages import checks, evidence, profiles, runner, stage
+from benchmarks.gpu_stages import checks, evidence, profiles, runner, stage, triton_cache
 from benchmarks.gpu_stages import kernels as kernels_stage
 from benchmarks.gpu_stages import tune as tune_stage
 from benchmarks.gpu_stages.roofline import Limits
@@ -557,8 +557,10 @@ def test_without_a_gpu_it_says_so_before_it_writes_anything(
 
 
 def test_the_stages_fit_the_files_that_can_be_carried() -> None:
-    """At most seven archives and the summary; no name twice; none asks for more time than it may take."""
-    assert len({stage.group for stage in gpu.STAGES}) <= 7
+    """At most six archives, the kernels and the summary; no name twice; none asks for more time than it may take; all
+    of them take 24 minutes at most."""
+    assert len({stage.group for stage in gpu.STAGES}) <= 6
+    assert sum(stage.timeout_s for stage in gpu.STAGES) <= 24 * 60
     assert len({stage.name for stage in gpu.STAGES}) == len(gpu.STAGES)
     assert all(0 < stage.minimum_s <= stage.timeout_s for stage in gpu.STAGES)
 
@@ -577,11 +579,11 @@ def test_every_model_but_the_one_with_latents_is_profiled_with_bf16_and_then_fp8
     assert all(names.index(model) < names.index(f"{model}-fp8") for model in models)
 
 
-def test_the_profiles_come_before_the_kernels_and_what_takes_all_that_is_left_comes_last() -> None:
+def test_what_nobody_can_say_without_a_gpu_comes_first_and_fp8_profiles_last() -> None:
     names = [stage.name for stage in gpu.STAGES]
-    assert max(i for i, name in enumerate(names) if name.startswith("profile-")) < names.index("kernels")
-    assert names[-2:] == ["tune", "kernels-grid"]
-    assert [stage.name for stage in gpu.STAGES if stage.goes_on] == ["kernels-grid"]
+    assert names[:5] == ["smoke", "tests", "decode", "prefill", "kernels"]
+    assert all(name.endswith("-fp8") for name in names[-5:])
+    assert [stage.name for stage in gpu.STAGES if stage.goes_on] == ["tests", "kernels-grid"]
 
 
 @pytest.mark.parametrize("name", ["kernels", "tune", "kernels-grid"])
@@ -608,9 +610,9 @@ def test_a_stage_stops_15_seconds_before_it_is_ended_or_at_its_own_limit(left_s:
 def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """70 s are left, of which 15 are for saving: none of them takes its own limit of 150 or 165.
+    """70 s are left, of which 15 are for saving: none of them takes its own limit of 150.
 
-    Of the tests' 55 s those that run alone may take half; they take no time here, so the others get all of it.
+    Of the tests' 55 s those that share the device may take 70%; they take no time here, so the others get all of it.
     """
     limits_s: list[float] = []
 
@@ -621,7 +623,7 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
         limits_s.append(until_s)
         return argparse.Namespace(tried=[]), {}
 
-    def run_tests(arguments: Any, junit: Path, limit_s: float) -> int:
+    def run_tests(arguments: Any, junit: Path, limit_s: float, passed: Path) -> int:
         limits_s.append(now_s + limit_s)
         junit.write_text(JUNIT)
         return 0
@@ -637,28 +639,79 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
     kernels_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     tune_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     checks.run(stage.Task(tmp_path, torch.device("meta"), options))  # on a CPU it only collects
-    assert limits_s == [end - 15, end - 15, end - 15 - 55 / 2, end - 15]
+    assert limits_s == [end - 15, end - 15, now_s + 0.7 * 55, end - 15]
 
 
-@pytest.mark.parametrize(("alone_s", "shared_s"), [(8.0, 67.0), (37.5, 37.5)])
-def test_the_tests_that_share_the_device_get_what_those_that_run_alone_have_left(
+@pytest.mark.parametrize(("shared_s", "alone_s"), [(8.0, 67.0), (52.5, 22.5)])
+def test_the_tests_that_run_alone_get_what_those_that_share_the_device_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_s: float, shared_s: float
 ) -> None:
-    """The least time that the stage is begun with is 90 s, 15 of them for saving: 75 s, of which alone_s are used."""
+    """The least time that the stage is begun with is 90 s, 15 of them for saving: 75 s, of which shared_s are used."""
     (begun,) = (stage.minimum_s for stage in gpu.STAGES if stage.name == "tests")
     now_s, calls = 1000.0, []
 
-    def run_tests(arguments: list[str], junit: Path, limit_s: float) -> int:
+    def run_tests(arguments: list[str], junit: Path, limit_s: float, passed: Path) -> int:
         nonlocal now_s
         calls.append((arguments, limit_s))
         junit.write_text(JUNIT)
-        now_s += alone_s
+        now_s += shared_s
         return 0
 
     monkeypatch.setattr(checks, "run_tests", run_tests)
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     checks.run(stage.Task(tmp_path, torch.device("meta"), argparse.Namespace(limit=165, end=1000.0 + begun)))
-    assert calls == [(checks.alone(), 37.5), (checks.shared(), shared_s)]
+    assert calls == [(checks.shared(), 52.5), (checks.alone(), alone_s)]
+
+
+def test_tests_that_have_passed_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off after one, the next call runs the other, and counts both."""
+    (tmp_path / "test_two.py").write_text("def test_a(): pass\ndef test_b(): raise KeyboardInterrupt\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytest_here = ("-m", "pytest", "-p", "benchmarks.gpu_stages.passed", "-p", "no:cacheprovider", "-c", os.devnull)
+    monkeypatch.setattr(checks, "PYTEST", (*pytest_here, "--rootdir", str(tmp_path)))
+    monkeypatch.setattr(checks, "TESTS", ("test_two.py",))
+    monkeypatch.setattr(checks, "ALONE", ())
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    own = stage.Task(tmp_path, torch.device("meta"), argparse.Namespace(limit=600, end=None, commit="c0ffee"))
+    assert checks.run(own) == runner.UNFINISHED
+    assert stage.result_of(tmp_path)["numbers"]["passed"] == ["test_two.py::test_a"]
+    assert stage.result_of(tmp_path)["headline"] == "1 passed, 0 failed, not all ran"
+    (tmp_path / "test_two.py").write_text("def test_a(): assert 0, 'ran again'\ndef test_b(): pass\n")
+    assert checks.run(own) == 0
+    assert stage.result_of(tmp_path)["headline"] == "2 passed, 0 failed"
+
+
+def test_compiled_kernels_travel_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for sm_90 in one folder, packed and unpacked, a kernel is found in another and not compiled again."""
+    first, second, out = tmp_path / "first", tmp_path / "second", tmp_path / "out"
+    for folder in (first, second, out):
+        folder.mkdir()
+    compile_one(first / triton_cache.NAME)
+    assert triton_cache.pack_cache(out, first) >= 1
+    triton_cache.unpack_cache(out, second)
+    before = {path: path.stat().st_mtime_ns for path in (second / triton_cache.NAME).rglob("*")}
+    assert any(path.suffix == ".cubin" for path in before)
+    compile_one(second / triton_cache.NAME)
+    assert {path: path.stat().st_mtime_ns for path in (second / triton_cache.NAME).rglob("*")} == before
+
+
+def compile_one(cache: Path) -> None:
+    code = """
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+@triton.jit
+def double(x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+source = triton.compiler.ASTSource(double, {"x": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": 64})
+triton.compile(source, target=GPUTarget("cuda", 90, 32))
+"""
+    script = cache.parent.parent / "compile_one.py"  # triton reads a kernel's source from its file
+    script.write_text(code)
+    env = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
+    env.pop("TRITON_INTERPRET", None)
+    subprocess.run([sys.executable, str(script)], env=env, check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(
@@ -759,9 +812,9 @@ JUNIT = """<testsuites><testsuite errors="1" failures="1" skipped="0" tests="4">
 <testcase name="good[d]"/></testsuite></testsuites>"""
 
 
-def test_the_overlapped_steps_are_tested_first() -> None:
-    """Of those that share the device; no GPU has run them yet: where the time ends early, the others are cut."""
-    assert checks.TESTS[0] == "tests/engine/test_overlap.py"
+def test_the_kernels_are_tested_first() -> None:
+    """No GPU has run them yet, and everything else rests on them."""
+    assert checks.TESTS[0] == "tests/engine/test_on_gpu.py"
 
 
 def test_the_tests_that_did_not_pass_are_named(tmp_path: Path) -> None:
@@ -784,10 +837,10 @@ def test_the_counts_are_those_of_both_runs_of_the_tests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("codes", "code"),
-    [([0, 0], 0), ([1, 0], 9), ([0, 1], 9), ([2, 0], 2), ([1, 2], 2), ([1, 3], 3), ([0, 5], 5)],
+    [([0, 0], 0), ([1, 0], 9), ([0, 1], 9), ([2, 0], 10), ([1, 2], 10), ([-9, 0], 10), ([1, 3], 3), ([0, 5], 0)],
 )
 def test_failing_tests_are_a_result_and_tests_that_did_not_run_are_none(codes: list[int], code: int) -> None:
-    """pytest's codes: 1 some failed, 2 interrupted, 3 its own error, 5 no tests."""
+    """pytest's codes: 1 some failed, 2 interrupted, 3 its own error, 5 no tests are left; -9: it was killed."""
     assert checks.code_of(codes) == code
 
 
