@@ -251,7 +251,7 @@ def source_of(form: Form, revision: str | None) -> Source:
     offline, dense, text_only = (form.is_on(key) for key in ("offline", "assume_dense", "text_only"))
     reader = form.text("reader")
     if reader not in (None, "server"):
-        raise UsageError("--reader", f"is server ({reader!r:.40})", "leave it out to use kvplan's own readers")
+        raise UsageError("--reader", f"is server ({reader!r:.40})", "remove it to use kvplan's own readers")
     stated = "weights_bytes" in form.values
     return Source(revision, offline, dense, text_only, stated, form.text("config"), by_class=reader is not None)
 

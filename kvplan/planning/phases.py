@@ -57,7 +57,7 @@ def refused(plan: Plan) -> Refusal | None:
     text = (
         f"{when(lacking.name, colocated)}: {'as it never sleeps, ' if never else ''}the server holds "
         f"{format_gib(lacking.server)}, so {format_gib(max(0, beside))} are left for the {format_gib(lacking.others)} "
-        f"beside it, {format_gib(-lacking.free)} too few"
+        f"of others, {format_gib(-lacking.free)} too few"
     )
     argument, values = "", tuple[bool, ...]()
     if never:

@@ -548,7 +548,7 @@ def phase_lines(doc: PlanDocument) -> list[Line]:
         low, high = (f"{phase[end] / GIB:,.2f}" for end in ("server_low", "server_high"))
         spread = f" ({low}-{high})" if low != high else ""
         beside = f"{format_gib(free)} left for others" if others is None else (
-            f"{format_gib(others)} beside it, {format_gib(abs(free))} {'free' if free >= 0 else 'short'}"
+            f"{format_gib(others)} of others, {format_gib(abs(free))} {'free' if free >= 0 else 'short'}"
         )  # fmt: skip
         text = f"  {phase['name']:<12}{phase['server'] / GIB:>9,.2f} GiB{spread:<15}  {beside}"
         lines.append(line(text, "" if free >= 0 else "red"))

@@ -64,7 +64,7 @@ def prometheus_test(result: CheckResult) -> str:
     """promtool's unit tests of the rules: every alert just above its limit and just below."""
     tests = [test for limits in limited(result) for alert in alerts_of(limits) for test in tests_of(limits, alert)]
     document = {"rule_files": [RULES_FILE], "evaluation_interval": f"{SCRAPE_S}s", "tests": tests}
-    return f"# promtool test rules; the rules beside it as {RULES_FILE}\n" + as_yaml(document)
+    return f"# promtool test rules; with the rules as {RULES_FILE}\n" + as_yaml(document)
 
 
 def limited(result: CheckResult) -> list[Limits]:

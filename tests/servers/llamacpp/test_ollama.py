@@ -142,7 +142,7 @@ def test_its_command_and_its_fixes_are_its_own(run: Run) -> None:
     for fix in short["fixes"]:
         if fix["flag"].startswith("--num-"):
             position = words.index(fix["flag"].split()[0])
-            rest = [*words[:position], *words[position + 2 :]]
-            assert run(*rest, *fix["flag"].split(), "--format", "json", "-q").json["fits"], fix
+            others = [*words[:position], *words[position + 2 :]]
+            assert run(*others, *fix["flag"].split(), "--format", "json", "-q").json["fits"], fix
     answer = run("estimate", "qwen3-8b", "--engine", "ollama", "--gpu", "rtx-4090", "--num-ctx", "8192", "-q").out
     assert "OLLAMA_CONTEXT_LENGTH=8192 ollama serve" in answer

@@ -66,7 +66,7 @@ def test_a_page_has_the_places_of_the_screen(run: Run) -> None:
         cells = [cell.strip() for row in page.splitlines() if row.startswith(f"| {place}") for cell in row.split("|")]
         row = next(row for row in screen.splitlines() if row.startswith(place))
         assert [cell for cell in cells[2:] if cell] == row.removeprefix(place).split(maxsplit=4)
-    assert "rest free" not in page
+    assert "others free" not in page
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_every_fix_is_the_servers_own_flag_and_leaves_what_fit_would(run: Run, w
     for fix in fixes:
         flags = fix["flag"].split()
         changed = flags[::2]
-        rest = list(line)
+        others = list(line)
         for flag in changed:
-            if flag in rest:
-                del rest[rest.index(flag) : rest.index(flag) + 2]
-        if "without" in fix["flag"] or ("--gpu" in changed and "--gpu-memory" in rest):
-            del rest[rest.index("--gpu-memory") : rest.index("--gpu-memory") + 2]
-        plan = run(*rest, *flags).json
+            if flag in others:
+                del others[others.index(flag) : others.index(flag) + 2]
+        if "without" in fix["flag"] or ("--gpu" in changed and "--gpu-memory" in others):
+            del others[others.index("--gpu-memory") : others.index("--gpu-memory") + 2]
+        plan = run(*others, *flags).json
         assert plan["fits"], fix
         left = min(place["free"] - place["total"] for place in plan["slots"]["places"] if place["free"])
         outside = next(row["likely"] for row in plan["assumptions"] if row["name"] == "non_torch")
