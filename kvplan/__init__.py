@@ -26,7 +26,7 @@ from kvplan.core.errors import (
 if TYPE_CHECKING:
     import datetime
     from os import PathLike
-    from typing import Literal, Unpack
+    from typing import Literal, Never, Unpack
 
     import pandas
 
@@ -93,18 +93,22 @@ def estimate(
     gpu: str,
     gpu_memory: Sizes | None = None,
     command: str | None = None,
-    **options: Unpack[EstimateKeywords],
+    **options: Unpack[EstimateKeywords[Never]],
 ) -> Answer: ...
 @overload
 def estimate(
-    model: Model | None = None, *, gpu_memory: Sizes, command: str | None = None, **options: Unpack[EstimateKeywords]
+    model: Model | None = None,
+    *,
+    gpu_memory: Sizes,
+    command: str | None = None,
+    **options: Unpack[EstimateKeywords[Never]],
 ) -> Answer: ...
 @overload
 def estimate(
-    model: Model | None = None, *, command: str, **options: Unpack[EstimateKeywords]
+    model: Model | None = None, *, command: str, **options: Unpack[EstimateKeywords[Never]]
 ) -> Answer | Estimates: ...
 @overload
-def estimate(model: Model | None = None, **options: Unpack[EstimateKeywords]) -> Estimates: ...
+def estimate(model: Model | None = None, **options: Unpack[EstimateKeywords[Never]]) -> Estimates: ...
 def estimate(
     model: Model | None = None,
     *,
@@ -167,7 +171,7 @@ def recommend(
     fp8_weights: bool = False,
     optimistic: bool = False,
     command: str | None = None,
-    **options: Unpack[EstimateKeywords],
+    **options: Unpack[EstimateKeywords[Never]],
 ) -> Recommendation: ...
 def recommend(
     model: Model | None = None,
@@ -245,7 +249,7 @@ def why(
     model: Model | None = None,
     gpu: str | None = None,
     gpu_memory: Sizes | None = None,
-    **options: Unpack[PlanKeywords],
+    **options: Unpack[PlanKeywords[Never]],
 ) -> Diagnosis:
     """What happened to a server, by its log, and what to do about it.
 
@@ -276,7 +280,7 @@ def diff(
     policy: str | None = None,
     gpu: str | None = None,
     gpu_memory: Sizes | None = None,
-    **options: Unpack[EstimateKeywords],
+    **options: Unpack[EstimateKeywords[Never]],
 ) -> Comparison:
     """Two models on one GPU, two policies or two JSON answers compared; REV:PATH reads a file from git.
 

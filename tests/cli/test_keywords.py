@@ -38,57 +38,57 @@ def type_of(key: str) -> str:
 
 
 def field(key: str, kind: str) -> list[str]:
-    text = f"    {key}: {kind} | None"
+    text = f"    {key}: {kind} | Several | None"
     if len(text) <= 120:
         return [text]
-    return [f"    {key}: (", f"        {kind} | None", "    )"]
+    return [f"    {key}: (", f"        {kind}", "        | Several", "        | None", "    )"]
 
 
 def module() -> str:
     plan, lengths = ([key for key in keys if key not in OWN] for keys in (PLAN_KEYS, LENGTH_KEYS))
-    several = "Value | Iterable[Value]"
     lines = [
-        '"""Keywords of Python\'s calls by type, for editors and type checkers.',
+        '"""Keywords of Python\'s calls by type; `Several`: what a sweep takes in addition.',
         "",
         "Written from the argument table by `pytest --update tests/cli/test_keywords.py`.",
         '"""',
         "",
         "from collections.abc import Iterable",
         "from os import PathLike",
-        "from typing import Any, Literal, TypedDict",
+        "from typing import Any, Generic, Literal, Never, TypedDict, TypeVar",
         "",
         "Value = str | int | float | bool | dict[str, Any] | None",
+        'Several = TypeVar("Several")',
         "",
         "",
-        "class PlanKeywords(TypedDict, total=False):",
+        "class PlanKeywords(TypedDict, Generic[Several], total=False):",
         '    """Of the server, in every call."""',
         "",
         *(line for key in plan for line in field(key, type_of(key))),
         "",
         "",
-        "class EstimateKeywords(PlanKeywords, total=False):",
+        "class EstimateKeywords(PlanKeywords[Several], Generic[Several], total=False):",
         '    """Also of the requests\' lengths."""',
         "",
         *(line for key in lengths for line in field(key, type_of(key))),
         "",
         "",
-        "class RecommendKeywords(EstimateKeywords, total=False):",
+        "class RecommendKeywords(EstimateKeywords[Never], total=False):",
         '    """Also, with latency targets, of which requests arrive, and how often."""',
         "",
         *(f"    {name}: {LOAD.get(name, 'str | int | float')} | None" for name in TIMED),
         "",
         "",
-        "class LoadKeywords(PlanKeywords, total=False):",
+        "class LoadKeywords(PlanKeywords[Never], total=False):",
         '    """Also of a load, in place of lengths: which requests, and how they arrive."""',
         "",
         *(f"    {row.name}: {LOAD.get(row.name, 'str | int | float')} | None" for row in fields(LoadWords)),
         "",
         "",
-        "class SweepKeywords(TypedDict, total=False):",
+        "class SweepKeywords(EstimateKeywords[Iterable[Value]], total=False):",
         '    """Of a sweep: a list where several values are tried."""',
         "",
         "    prices: str | PathLike[str] | None",
-        *(f"    {key}: {several}" for key in ("gpu", "gpu_memory", *plan, *lengths)),
+        *(f"    {key}: Value | Iterable[Value]" for key in ("gpu", "gpu_memory")),
     ]
     return "\n".join(lines) + "\n"
 
