@@ -41,17 +41,17 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "check": Entry("Check deployments against a policy file, in CI.", "check_options.CheckOptions", "check.check"),
     "diff": Entry(
         "Compare two plans, policies or models.",
-        "diff_options.DiffOptions",
+        "sweep_options.DiffOptions",
         "diff.diff",
     ),
     "upgrade": Entry(
         "Show what upgrading the server changes for a policy, a command or a model.",
-        "upgrade_options.UpgradeOptions",
+        "sweep_options.UpgradeOptions",
         "upgrade.upgrade",
     ),
     "pack": Entry(
         "Fit several servers on one GPU: start order and --gpu-memory-utilization of each.",
-        "pack_options.PackOptions",
+        "sweep_options.PackOptions",
         "pack.pack_command",
     ),
     "sweep": Entry(
@@ -63,12 +63,12 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     ),
     "explore": Entry(
         "Write one page to explore: sliders for users, context, GPUs and flags.",
-        "explore_options.ExploreOptions",
+        "sweep_options.ExploreOptions",
         "explore.explore",
     ),
     "atlas": Entry(
         "Write a static site: a page for every model on every GPU, with proof.",
-        "atlas_options.AtlasOptions",
+        "sweep_options.AtlasOptions",
         "atlas.atlas",
     ),
     "recommend": Entry(
@@ -78,7 +78,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     ),
     "tune": Entry(
         "Find the server flags with the highest throughput that meet the latency targets (--slo).",
-        "tune_options.TuneOptions",
+        "simulate_options.TuneOptions",
         "tune.tune_command",
     ),
     "simulate": Entry(
@@ -92,11 +92,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "serve.serve",
     ),
     "mcp": Entry(
-        "Serve estimate, recommend, why and check as tools for agents (MCP).", "mcp_options.McpOptions", "mcp.mcp"
+        "Serve estimate, recommend, why and check as tools for agents (MCP).", "serve_options.McpOptions", "mcp.mcp"
     ),
     "calibrate": Entry(
         "Fit step times to your own benchmark results, for --calibration.",
-        "calibrate_options.CalibrateOptions",
+        "simulate_options.CalibrateOptions",
         "calibrate.calibrate",
     ),
     "profile": Entry(
@@ -114,18 +114,18 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     ),
     "why": Entry(
         "Explain from a log why a server failed to start or ran out of memory, and how to fix it.",
-        "why_options.WhyOptions",
+        "run_options.WhyOptions",
         "why.why",
     ),
     "preflight": Entry(
         "Check before the start whether a server starts on this machine: GPUs, free memory, driver, limits.\n\nExit "
         "code 1 if it does not, with the flag that helps.",
-        "preflight_options.PreflightOptions",
+        "run_options.PreflightOptions",
         "preflight.preflight",
     ),
     "rightsize": Entry(
         "Show how much of a live server is used, and how many servers the load needs.",
-        "rightsize_options.RightsizeOptions",
+        "run_options.RightsizeOptions",
         "rightsize.rightsize",
     ),
     "watch": Entry("Watch a GPU, a process or a server live.", "run_options.WatchOptions", "watch.watch"),

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.atlas_options import AtlasOptions
 from kvplan.cli.drawing import require_libraries
+from kvplan.cli.sweep_options import AtlasOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import path_text
 from kvplan.core.processes import MOST_JOBS, cores

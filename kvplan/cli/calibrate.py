@@ -4,7 +4,7 @@ import json
 
 from kvplan.cli import output
 from kvplan.cli.bench import load_of, plan_of, results_of
-from kvplan.cli.calibrate_options import CalibrateOptions
+from kvplan.cli.simulate_options import CalibrateOptions
 from kvplan.core.errors import UsageError
 from kvplan.measure.bench_results import BenchResult
 from kvplan.planning.plan import Plan

@@ -1,8 +1,8 @@
 """`kvplan diff`: compare two documents, policies or models, and set the exit code."""
 
 from kvplan.cli import output
-from kvplan.cli.diff_options import DiffOptions
 from kvplan.cli.options import form_of
+from kvplan.cli.sweep_options import DiffOptions
 from kvplan.policy.compared import compared, operands
 from kvplan.report import diff_text
 

@@ -1,8 +1,8 @@
 """`kvplan explore`: a grid of plans as one page whose sliders select answers."""
 
 from kvplan.cli import output
-from kvplan.cli.explore_options import ExploreOptions
 from kvplan.cli.options import form_of
+from kvplan.cli.sweep_options import ExploreOptions
 from kvplan.documents.explorer_grid import explorer_document
 
 HTML = {".html": "html"}

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.cli import output
-from kvplan.cli.mcp_options import McpOptions
+from kvplan.cli.serve_options import McpOptions
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import split_list
+from kvplan.servers.base import SERVERS
 
 if TYPE_CHECKING:
     import mcp_types
@@ -75,7 +76,7 @@ NUMBERS: Final = ("ctx", "users", "tp")
 PLAN: Final = {
     "gpu": ("--gpu", "One GPU: h100-80g, 4090, 2xl40s, a node label or a cloud instance."),
     "ctx": ("--ctx", "Context length in tokens: 32768 or 32k. Default: the model's maximum."),
-    "engine": ("--engine", "Server and release: vllm, vllm@0.30, sglang, llama.cpp. Default: the newest vllm."),
+    "engine": ("--engine", f"Server ({', '.join(SERVERS)}) and its release, e.g. vllm@0.30. Default: the newest vllm."),
 }
 MODEL: Final = ("model", "Catalog name, Hub id, or folder with a config.json.")
 TOOLS: Final[Mapping[str, Tool]] = {

@@ -10,7 +10,7 @@ from kvplan.asked.pasted import is_command, served_by
 from kvplan.asked.question import requests
 from kvplan.cli import output
 from kvplan.cli.options import refuse_given
-from kvplan.cli.pack_options import PackOptions
+from kvplan.cli.sweep_options import PackOptions
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_size

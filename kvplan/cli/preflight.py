@@ -11,7 +11,7 @@ from kvplan.asked.form import Form, gpus_of, read_form
 from kvplan.asked.pasted import MAX_COMMAND_CHARS, is_command, is_line, parse_container, read_command
 from kvplan.asked.question import Asked, Inputs, requests
 from kvplan.cli import output
-from kvplan.cli.preflight_options import PreflightOptions
+from kvplan.cli.run_options import PreflightOptions
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import exists, path_text, printable, read_text
 from kvplan.core.records import dataclass

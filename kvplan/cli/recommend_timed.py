@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.cli import output
-from kvplan.cli.load_options import words_of
 from kvplan.cli.options import refuse_given, whole_form
+from kvplan.cli.simulate_options import words_of
 from kvplan.report import timed_text
 from kvplan.simulate.timed import Targets
 from kvplan.simulate.timed import timed as placements_of

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.rightsize_options import RightsizeOptions
+from kvplan.cli.run_options import RightsizeOptions
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_duration

@@ -1,4 +1,4 @@
-"""The options of the commands that measure: profile, reconcile, report, watch, doctor."""
+"""The options of the commands that measure: profile, reconcile, report, why, preflight, rightsize, watch, doctor."""
 
 from typing import ClassVar, Literal
 
@@ -204,4 +204,67 @@ class WatchOptions:
         "Exit with 3 after N failed readings of the server's page in a row; 0: never. Default: 5 until the first "
         "page, then never.",
     )
+    color: Color = option(*COLOR, "auto")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyOptions(PlanOptions):
+    """Options of `kvplan why`; None: not given. Plan options supply what the log does not state."""
+
+    takes_contexts: ClassVar[bool] = False
+
+    log: Text = argument("LOG", "Server log or an excerpt, optionally gzipped; - reads standard input.")
+    command: Text = option("--command COMMAND", 'Read the output of a command, e.g. "docker logs vllm".')
+    follow: bool = option("--follow", "Pass standard input through; on failure, explain it on standard error.", False)
+    model: Text = option(*SERVED_MODEL, complete=complete_model)
+    gpu: Texts = option(*SERVED_GPU, complete=complete_gpu)
+    max_model_len: Texts = option(*SERVED_CONTEXT)
+    calibration: Text = option("--calibration FILE", "Measured constants to use for the plan.")
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    exit_code: bool = option("--exit-code", "Exit with 1 if the log shows a failure.", False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightOptions:
+    """Options of `kvplan preflight`; None: not given. Those of the server stand in its command."""
+
+    command: Text = argument(
+        "COMMAND", "Server command, quoted or as the last words; or a manifest, a file with the command, or -."
+    )
+    gpu: Text = option(
+        "--gpu NAME", "GPU, if no driver is found or its name is not known (`kvplan gpus`).", complete=complete_gpu
+    )
+    container: Text = option("--container NAME", "Container of a manifest with several servers.")
+    model: Text = option(
+        "--model MODEL", "Model, if the command names a path that is not here; as for `estimate`.",
+        complete=complete_model,
+    )  # fmt: skip
+    engine: Text = option(
+        "--engine NAME", "Release of the server, e.g. vllm@0.33. Default: by its image, or the newest."
+    )
+    weights_bytes: Text = option("--weights-bytes SIZE", "Size of all weights, instead of computing it.")
+    strict: bool = option("--strict", "Exit with 1, too, if the server may not start.", False)
+    offline: bool = option("--offline", "Use only the local Hub cache.", False)
+    format: Literal["table", "json"] = option("--format", "Output format.", "table")
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RightsizeOptions:
+    """Options of `kvplan rightsize`."""
+
+    first: Text = argument("FIRST", "vLLM server's /metrics page: file or URL.")
+    second: Text = argument("SECOND", "The same page at a later time. Default: the URL FIRST is read twice.")
+    interval: Text = option(
+        "--interval TIME", "Time between the two pages, e.g. 10m. A URL is read again after this time (default: 1m)."
+    )
+    growth: Text = option("--growth FACTOR", "Plan for this multiple of the measured load, e.g. 2.")
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
     color: Color = option(*COLOR, "auto")

@@ -1,4 +1,4 @@
-"""The options of `kvplan serve`."""
+"""The options of `kvplan serve` and `kvplan mcp`."""
 
 from typing import ClassVar, Literal
 
@@ -95,3 +95,11 @@ class ServeOptions(PlanOptions):
     )
     kv_offloading_disk_size: Text = option(*OFFLOADING_DISK)
     quiet: bool = option(*QUIET, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpOptions:
+    """Options of `kvplan mcp`: which tools, and whether they are only listed."""
+
+    tools: Text = option("--tools NAMES", "Tools to offer, separated by commas. Default: all.")
+    listing: bool = option("--list", "Print the tools with their schemas as JSON, and end.", False)

@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 from kvplan.cli import fleet, output
 from kvplan.cli.drawing import FIGURES, require_libraries
-from kvplan.cli.load_options import LoadOptions, words_of
 from kvplan.cli.options import whole_form
 from kvplan.cli.progress import Interruption, Progress, interruptible
-from kvplan.cli.simulate_options import SimulateOptions
+from kvplan.cli.simulate_options import LoadOptions, SimulateOptions, words_of
 from kvplan.core.errors import INTERRUPTED, UsageError
 from kvplan.core.table import as_csv
 from kvplan.planning.plan import Plan

@@ -1,6 +1,6 @@
-"""The options of `kvplan simulate`."""
+"""The options of the commands that take a load: simulate and tune; and of calibrate."""
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvplan.cli.fields import (
     COLOR,
@@ -14,11 +14,62 @@ from kvplan.cli.fields import (
     Text,
     Texts,
     complete_gpu,
+    complete_profile,
     option,
 )
-from kvplan.cli.load_options import LoadOptions
+from kvplan.cli.options import PlanOptions
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
+
+if TYPE_CHECKING:
+    from kvplan.simulate.load import LoadWords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions(PlanOptions):
+    """Options of a load, in addition to a plan; None: not given."""
+
+    # requests
+    trace: Text = option("--trace FILE", "Trace file to replay (`kvplan trace stats FILE`).")
+    profile: Text = option(
+        "--profile NAME", "Named workload to draw requests from (`kvplan trace profiles`).", complete=complete_profile
+    )
+    prompt_tokens: Text = option("--prompt-tokens N|DIST", "Prompt lengths, e.g. 3000 or lognormal:mean=2k,p95=6k.")
+    output_tokens: Text = option("--output-tokens N|DIST", "Output lengths, in the same form.")
+    shared_prefix: Text = option("--shared-prefix TOKENS", "Length of the prefix that all prompts share.")
+    num_requests: Text = option(
+        "--num-requests N", "Number of requests. Default: the whole trace, or 2,000, or 10 per user (up to 20,000)."
+    )
+    seed: Text = option("--seed N", "Random seed. Default: 0.")
+    # arrivals
+    rate: Text = option(
+        "--rate N", "Requests per second: 4, inf (all at once), 2:60s,8:120s (stages). Default: the trace's own rate."
+    )
+    arrivals: Text = option(
+        "--arrivals KIND", "Gaps between requests: poisson (default), constant, or gamma:SHAPE (below 1: in bursts)."
+    )
+    max_concurrency: Text = option(
+        "--max-concurrency N",
+        "Maximum requests in flight, as in `vllm bench serve`; the initial burst is included in the results.",
+    )
+    bench_command: Text = option(
+        "--bench-command TEXT",
+        "Read the load of a pasted `vllm bench serve ...` (or SGLang's, guidellm's, aiperf's tool).",
+    )
+    users: Text = option(
+        "--users N", "Number of users who each wait for a response before sending again; instead of --rate."
+    )
+    think: Text = option("--think TIME", "Time a user waits before sending again. Default: 0s.")
+    ramp: Text = option("--ramp TIME", "Time over which the users join. Default: 60s.")
+
+
+def words_of(options: object) -> "LoadWords":
+    """The load that options give, as far as the command has them."""
+    from dataclasses import fields
+
+    from kvplan.simulate.load import LoadWords
+
+    return LoadWords(**{field.name: getattr(options, field.name, None) for field in fields(LoadWords)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,4 +130,56 @@ class SimulateOptions(LoadOptions):
     figure: Text = option("--figure FILE.png|svg", "Draw the simulation over time.")
     exit_code: bool = option("--exit-code", "Exit with 1 if --slo is missed or too close to call.", False)
     color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions(LoadOptions):
+    """Options of `kvplan tune`: given flags are fixed, the others searched; None: not given."""
+
+    takes_contexts: ClassVar[bool] = False
+
+    gpu: Texts = option("--gpu NAME", "GPU to serve on; 8xh100-80g for eight.", complete=complete_gpu)
+    num_gpus: Text = option("--num-gpus N", "Number of GPUs, all servers together. Default: --tp, or 1.")
+    max_model_len: Texts = option(
+        "--max-model-len, --ctx TOKENS", "Context length, e.g. 32k. Default: the model's maximum."
+    )
+    rate: Text = option(
+        "--rate N", "Requests per second to serve, or inf (all at once). Default: the highest rate within the targets."
+    )
+    num_requests: Text = option("--num-requests N", "Number of requests of a simulated run. Default: 2,000.")
+    slo: Text = option("--slo TARGETS", "Latency targets to meet, e.g. ttft.p90=2s,tpot=50ms.")
+    tier: Text = option("--tier TIER", "Host memory for KV offloading, e.g. cpu=64GiB@25GB/s.")
+    fp8: bool = option("--fp8/--no-fp8", "Allow an fp8 KV cache.", True)
+    jobs: Text = option("--jobs N", "Maximum number of processes. Default: all cores.")
+    ray: Text = option(*RAY)
+    # the answer
+    limit: Text = option("--limit N", "Maximum number of rows to show. Default: 10.")
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    exit_code: bool = option(
+        "--exit-code", "Exit with 1 if no setting meets the targets, or meeting them at --rate is uncertain.", False
+    )
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateOptions(PlanOptions):
+    """Options of `kvplan calibrate`; None: not given."""
+
+    takes_contexts: ClassVar[bool] = False
+
+    gpu: Texts = option("--gpu NAME", "The GPU that the server ran on.", complete=complete_gpu)
+    max_model_len: Texts = option("--max-model-len, --ctx TOKENS", "The server's context in tokens.")
+    bench: Texts = option(
+        "--bench FILE",
+        "Result files of vllm bench serve, sglang.bench_serving, guidellm, aiperf or InferenceX; repeatable, and "
+        "'results/*.json'.",
+    )
+    prompt_tokens: Text = option("--prompt-tokens N", "Mean prompt length, if a result lacks it.")
+    output_tokens: Text = option("--output-tokens N", "Mean output length, if a result lacks it.")
+    output: Text = option("--output, -o FILE.json", "File to write, for --calibration.")
+    force: bool = option(*FORCE, False)
     quiet: bool = option(*QUIET, False)

@@ -1,4 +1,4 @@
-"""The options of `kvplan sweep` and `kvplan recommend`."""
+"""The options of the commands that compare plans: sweep, recommend, explore, atlas, diff, upgrade, pack."""
 
 from typing import ClassVar, Final, Literal
 
@@ -18,8 +18,11 @@ from kvplan.cli.fields import (
     option,
 )
 from kvplan.cli.options import WorkloadOptions
+from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
+from kvplan.servers.base import parse_engine
+from kvplan.servers.releases import Version
 
 Sort = Literal["context", "users", "users-per-gpu", "users-per-dollar"]
 
@@ -104,3 +107,139 @@ class RecommendOptions(WorkloadOptions):
     exit_code: bool = option("--exit-code", "Exit with 1 if the answer is no.", False)
     color: Color = option(*COLOR, "auto")
     quiet: bool = option(*QUIET, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExploreOptions(WorkloadOptions):
+    """Options of `kvplan explore`: given values become the choices on the page; the rest have default choices."""
+
+    models: Texts = argument(*MODELS, complete=complete_model)
+    model: None = None  # several here: `models`
+    users: Text = option("--users N", "Users at once at which the page opens. Default: 16.")
+    output: str = option("--output, -o FILE", "The page to write. Default: explore.html.", "explore.html")
+    prices: Text = option(*PRICES)
+    force: bool = option(*FORCE, False)
+    quiet: bool = option(*QUIET, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtlasOptions:
+    """Options of `kvplan atlas`: which models and GPUs, and where the pages go."""
+
+    output: str = option("--output, -o FOLDER", "Folder of the pages. Default: site.", "site")
+    models: Text = option(
+        "--models NAMES", "Models, separated by commas. Default: every model of the catalog.", complete=complete_model
+    )
+    gpus: Text = option(
+        "--gpus NAMES",
+        "GPUs, separated by commas. Default: those on sale whose memory a driver reported.",
+        complete=complete_gpu,
+    )
+    engine: Text = option("--engine NAMES", "Servers and releases, e.g. vllm@0.30,vllm@0.33. Default: the newest of each.")
+    prices: Text = option(*PRICES)
+    url: Text = option("--url ADDRESS", "Address that the site will have: writes sitemap.xml.")
+    jobs: Text = option("--jobs N", "Maximum number of processes. Default: all cores.")
+    quiet: bool = option(*QUIET, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffOptions(WorkloadOptions):
+    """Options of `kvplan diff`; plan options apply to models only. `model` is OLD."""
+
+    model: Text = argument(
+        "OLD",
+        "JSON output of `estimate` or `check`, a policy, or a model as for `estimate`; REV:PATH reads a file from "
+        "git. With --policy: a revision.",
+        complete=complete_model,
+    )
+    new: Text = argument(
+        "NEW",
+        "What to compare with OLD. Default: the current file of OLD's REV:PATH or of --policy.",
+        complete=complete_model,
+    )
+    policy: Text = option("--policy PATH", "Compare this policy file between the revisions OLD and NEW.")
+    gpu: Texts = option(
+        "--gpu NAME",
+        "GPU to compare the models on (`kvplan gpus`); separate several with commas, or repeat.",
+        complete=complete_gpu,
+    )
+    # the answer
+    exit_code: bool = option(
+        "--exit-code",
+        "Exit with 1 if NEW no longer fits, needs more KV bytes per token, or serves fewer users (at full context "
+        "or at the given lengths, all replicas together).",
+        False,
+    )
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
+
+    @property
+    def reads_file(self) -> bool:
+        """A file is one side of what is compared."""
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeOptions(WorkloadOptions):
+    """Options of `kvplan upgrade`; plan options apply to a command or a model. `model` is SERVER."""
+
+    takes_contexts: ClassVar[bool] = False
+
+    model: Text = argument(
+        "SERVER",
+        "Policy file (all its targets), quoted command ('vllm serve ...'), or model as for `estimate`.",
+        complete=complete_model,
+    )
+    old: Text = option("--from RELEASE", "Current release, e.g. vllm@0.24. Default: from the policy or command.")
+    new: Text = option("--to RELEASE", "Release to upgrade to. Default: the newest that kvplan knows.")
+    # the answer
+    exit_code: bool = option(
+        "--exit-code", "Exit with 1 if a server that starts now would not start or would serve fewer users.", False
+    )
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
+
+    @property
+    def reads_file(self) -> bool:
+        """A file is one side of what is compared."""
+        return False
+
+
+def release_of(text: str, flag: str) -> Version:
+    """Parse the value of --from or --to."""
+    try:
+        return parse_engine(text)
+    except KvplanError as error:
+        raise error.renamed("--engine", flag) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """Options of `kvplan pack`."""
+
+    policy: Text = argument(
+        "POLICY", "Policy whose targets share one GPU; each target's min_users is the number it must serve."
+    )
+    server: Texts = option(
+        "--server SERVER",
+        "Server to place: 'NAME=MODEL flags --users N' or 'NAME=vllm serve ...', with its own flags; repeatable.",
+    )
+    gpu: Text = option("--gpu NAME", "GPU shared by all servers (`kvplan gpus`).", complete=complete_gpu)
+    memory_in_use: Text = option("--memory-in-use SIZE", "GPU memory already used by a desktop and other processes.")
+    engine: Text = option(
+        "--engine ENGINE", "Server and release for each --server that is not a full command, e.g. vllm@0.33."
+    )
+    rest: Text = option("--rest NAME", "Server that gets the remaining memory. Default: the first.")
+    exit_code: bool = option("--exit-code", "Exit with 1 if any server does not start.", False)
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
+    offline: bool = option("--offline", "Use only the local Hub cache.", False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvplan.cli import output
 from kvplan.cli.trace_options import (
@@ -17,18 +16,17 @@ from kvplan.cli.trace_options import (
 )
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import from_fields
 from kvplan.core.table import Markdown, Table, flattened, percent
 from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_tokens, plural
+from kvplan.documents import trace as typed
+from kvplan.documents.listing import WorkloadRow
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Line, Part, line
 from kvplan.report.page import Block
 from kvplan.workloads.profiles import POINTS, Profile, has_profile, parse_rate, profile, profile_names
 from kvplan.workloads.stats import LengthStats, TraceStats, trace_stats
 from kvplan.workloads.trace import WRITERS, Trace, read
-
-if TYPE_CHECKING:
-    from kvplan.documents import trace as typed
-    from kvplan.documents.listing import WorkloadRow
 
 Document = Mapping[str, object]
 DEFAULT_REQUESTS = 1000  # of a profile
@@ -202,59 +200,35 @@ def stats_document(of: TraceStats, notes: tuple[str, ...]) -> typed.TraceDocumen
         "schema": "kvplan/trace@1",
         "source": of.source,
         "num_requests": of.num_requests,
-        "arrivals": None
-        if arrivals is None
-        else {
-            "span_s": arrivals.span_s,
-            "rate_per_s": arrivals.rate_per_s,
-            "interarrival_cv": arrivals.interarrival_cv,
-            "peak_minute_per_s": arrivals.peak_minute_per_s,
-            "peak_second": arrivals.peak_second,
-        },
+        "arrivals": None if arrivals is None else from_fields(typed.Arrivals, arrivals),
         "prompt": _lengths(of.prompt),
         "output": _lengths(of.output),
         "rank_correlation": of.rank_correlation,
         "prefix": None
         if prefix is None
-        else {
-            "block": prefix.block,
-            "distinct_tokens": prefix.distinct_tokens,
-            "repeated": prefix.repeated,
-            "curve": [{"tokens": tokens, "share": share} for tokens, share in prefix.curve],
-        },
+        else from_fields(
+            typed.Prefix, prefix, curve=[{"tokens": tokens, "share": share} for tokens, share in prefix.curve]
+        ),
         "notes": list(notes),
     }
 
 
 def _lengths(of: LengthStats) -> typed.Lengths:
-    return {"mean": of.mean, "p50": of.p50, "p90": of.p90, "p99": of.p99, "most": of.most}
+    return from_fields(typed.Lengths, of)
 
 
 def profile_document(of: Profile) -> typed.WorkloadDocument:
     """Build kvplan/workload@1: published data, and lengths by percentile of the requests."""
-    return {
-        "schema": "kvplan/workload@1",
-        "name": of.name,
-        "kind": of.kind,
-        "summary": of.summary,
-        "source": of.source,
-        "licence": of.licence,
-        "num_requests": of.num_requests,
-        "prompt": _points(of.prompt),
-        "output": _points(of.output),
-        "prompt_mean": of.prompt_mean,
-        "output_mean": of.output_mean,
-        "joint": [list(row) for row in of.joint],
-        "rank_correlation": of.rank_correlation,
-        "rate_per_s": of.rate_per_s,
-        "span_s": of.span_s,
-        "interarrival_cv": of.interarrival_cv,
-        "peak_minute_per_s": of.peak_minute_per_s,
-        "peak_second": of.peak_second,
-        "shared_prefix": of.shared_prefix,
-        "prefix_requests": list(of.prefix_requests),
-        "notes": list(of.notes),
-    }
+    return from_fields(
+        typed.WorkloadDocument,
+        of,
+        schema="kvplan/workload@1",
+        prompt=_points(of.prompt),
+        output=_points(of.output),
+        joint=[list(row) for row in of.joint],
+        prefix_requests=list(of.prefix_requests),
+        notes=list(of.notes),
+    )
 
 
 def _points(lengths: Sequence[int]) -> list[typed.Point]:
@@ -361,21 +335,8 @@ def prefix_text(tokens: int, sharers: tuple[int, ...]) -> str:
 
 def profile_row(of: Profile) -> WorkloadRow:
     middle = POINTS.index(50)
-    return {
-        "name": of.name,
-        "kind": of.kind,
-        "rate_per_s": of.rate_per_s,
-        "prompt_mean": of.prompt_mean,
-        "prompt_p50": of.prompt[middle],
-        "prompt_most": of.prompt[-1],
-        "output_mean": of.output_mean,
-        "output_p50": of.output[middle],
-        "output_most": of.output[-1],
-        "shared_prefix": of.shared_prefix,
-        "summary": of.summary,
-        "source": of.source,
-        "licence": of.licence,
-    }
+    ends = {"prompt_most": of.prompt[-1], "output_most": of.output[-1]}
+    return from_fields(WorkloadRow, of, prompt_p50=of.prompt[middle], output_p50=of.output[middle], **ends)
 
 
 def profiles_list(rows: list[WorkloadRow]) -> Table:

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kvplan.cli import output
-from kvplan.cli.load_options import words_of
 from kvplan.cli.options import whole_form
 from kvplan.cli.simulate import with_generator
-from kvplan.cli.tune_options import TuneOptions
+from kvplan.cli.simulate_options import TuneOptions, words_of
 from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.units import parse_count
 from kvplan.planning.choice import counted

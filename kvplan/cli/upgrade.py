@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvplan.cli import output
 from kvplan.cli.options import form_of, inputs_of
-from kvplan.cli.upgrade_options import UpgradeOptions, release_of
+from kvplan.cli.sweep_options import UpgradeOptions, release_of
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request

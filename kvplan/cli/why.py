@@ -8,7 +8,7 @@ from typing import Final
 
 from kvplan.cli import output
 from kvplan.cli.options import form_of
-from kvplan.cli.why_options import WhyOptions
+from kvplan.cli.run_options import WhyOptions
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.core.files import printable
 from kvplan.measure.serverlog.log import MAX_BYTES, read_text

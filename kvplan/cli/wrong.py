@@ -7,14 +7,18 @@ from typing import Final
 from kvplan.asked.form import counted_gpus_of, flag_of, is_catalog_name, read_form
 from kvplan.asked.pasted import read_command
 from kvplan.cli.check_options import CheckOptions
-from kvplan.cli.diff_options import DiffOptions
-from kvplan.cli.explore_options import ExploreOptions
-from kvplan.cli.load_options import LoadOptions
 from kvplan.cli.options import PlanOptions, whole_form
 from kvplan.cli.serve_options import ServeOptions
-from kvplan.cli.sweep_options import RecommendOptions, SweepOptions
+from kvplan.cli.simulate_options import LoadOptions
+from kvplan.cli.sweep_options import (
+    DiffOptions,
+    ExploreOptions,
+    RecommendOptions,
+    SweepOptions,
+    UpgradeOptions,
+    release_of,
+)
 from kvplan.cli.typed import in_typed_words
-from kvplan.cli.upgrade_options import UpgradeOptions, release_of
 from kvplan.core.errors import KvplanError, UsageError, together
 from kvplan.core.units import parse_count, parse_duration
 from kvplan.models import catalog

@@ -4,7 +4,7 @@
 `__init__` is compiled; comparison, hashing and repr iterate over the fields. Type checkers see the usual decorator.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
@@ -132,6 +132,15 @@ Size = Annotated[int, Keyword("minimum", 1)]
 Number = Annotated[float, Keyword("minimum", 0)]
 Share = Annotated[float, Keyword("minimum", 0), Keyword("maximum", 1)]
 Correlation = Annotated[float, Keyword("minimum", -1), Keyword("maximum", 1)]
+
+
+Document = TypeVar("Document")
+
+
+def from_fields(document: type[Document], record: object, **others: Any) -> Document:
+    """A document whose keys are the record's fields of the same names, but for `others`."""
+    names = document.__annotations__
+    return cast("Document", {name: others[name] if name in others else getattr(record, name) for name in names})
 
 
 def or_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.records import Count, Keyword, Number, Size
+from kvplan.core.records import Count, Keyword, Number, Size, from_fields
 from kvplan.policy import result as judged
 from kvplan.policy.result import RULES, Outcome
 
@@ -115,17 +115,7 @@ def _target(result: judged.TargetResult) -> Target:
 
 
 def _figures(figures: judged.Figures) -> Figures:
-    return {
-        "fits": figures.fits,
-        "weights": figures.weights,
-        "kv_cache": figures.kv_cache,
-        "kv_bytes_per_token": figures.kv_bytes_per_token,
-        "kv_tokens": figures.kv_tokens,
-        "concurrency": figures.concurrency,
-        "headroom": figures.headroom,
-        "lora": figures.lora,
-        "users": figures.users,
-    }
+    return from_fields(Figures, figures)
 
 
 def _cure(cure: judged.RuleCure) -> CheckCure:
@@ -133,20 +123,7 @@ def _cure(cure: judged.RuleCure) -> CheckCure:
 
 
 def _finding(finding: judged.Finding) -> Finding:
-    return {
-        "code": finding.code,
-        "rule": finding.rule,
-        "outcome": finding.outcome,
-        "message": finding.message,
-        "fix": finding.fix,
-        "line": finding.line,
-        "column": finding.column,
-        "limit": finding.limit,
-        "actual": finding.actual,
-        "unit": finding.unit,
-        "key": finding.key,
-        "waiver": finding.waiver,
-    }
+    return from_fields(Finding, finding)
 
 
 def failure_document(failure: judged.CheckFailure) -> CheckFailureDocument:

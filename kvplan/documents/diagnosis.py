@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypedDict, cast
 
+from kvplan.core.records import from_fields
 from kvplan.core.units import GIB, format_gib
 from kvplan.documents.cure import CureDocument, cure_document
 from kvplan.measure.diagnosis import Diagnosis
@@ -124,17 +125,8 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
 
 
 def start_document(start: Start) -> StartDocument:
-    return {
-        "first_line": start.first,
-        "last_line": start.last,
-        "phase": start.phase,
-        "end": start.end,
-        "stopped_by": None if start.order is None or not start.order.by else start.order.by,
-        "seconds": start.seconds,
-        "answered": start.answered,
-        "refused": start.refused,
-        "too_long": start.too_long,
-    }
+    stopped_by = None if start.order is None or not start.order.by else start.order.by
+    return from_fields(StartDocument, start, first_line=start.first, last_line=start.last, stopped_by=stopped_by)
 
 
 def notes_of(diagnosis: Diagnosis) -> list[str]:

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.records import Count, Size
+from kvplan.core.records import Count, Size, from_fields
 from kvplan.measure.reconcile import Reconciliation
-from kvplan.measure.run_capacity import ServedWorkload, served
+from kvplan.measure.run_capacity import served
 from kvplan.measure.run_manifest import inputs_of
 from kvplan.measure.techniques import Technique
 from kvplan.servers.logs import measurement
@@ -101,36 +101,11 @@ def document(result: Reconciliation) -> ReconciliationDocument:
             {"name": row.component, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
             for row in result.capacity
         ],
-        "savings": [
-            {
-                "technique": saving.technique,
-                "saved": saving.saved,
-                "base": saving.base,
-                "unit": saving.unit,
-                "share": saving.share,
-            }
-            for saving in result.savings
-        ],
-        "served": [_allocator(allocator) for allocator in served(result.run)],
+        "savings": [from_fields(Saving, saving) for saving in result.savings],
+        "served": [from_fields(Allocator, allocator) for allocator in served(result.run)],
         "gaps": list(result.gaps),
     }
 
 
 def _row(row: measurement.ComponentRow) -> ReconciliationRow:
-    return {
-        "component": row.component,
-        "predicted": row.predicted,
-        "measured": row.measured,
-        "error": row.error,
-        "relative": row.relative,
-    }
-
-
-def _allocator(allocator: ServedWorkload) -> Allocator:
-    return {
-        "allocator": allocator.allocator,
-        "most_running": allocator.most_running,
-        "output_tokens_per_s": allocator.output_tokens_per_s,
-        "preemptions": allocator.preemptions,
-        "waste": allocator.waste,
-    }
+    return from_fields(ReconciliationRow, row)

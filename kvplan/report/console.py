@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
+from kvplan.core.records import from_fields
 from kvplan.core.table import Table, wrapped
 from kvplan.core.units import GB, GIB, KIB, TB, format_bytes, format_gib, format_size, plural
 from kvplan.documents import artifact
@@ -869,20 +870,9 @@ def model_notes(rows: Sequence[ModelRow]) -> list[str]:
 
 def gpu_row(gpu: GpuSpec) -> GpuRow:
     """Specifications of a GPU: bytes, bytes/s, dense FLOP/s."""
-    return {
-        "name": gpu.name,
-        "device_name": gpu.device_name,
-        "total_memory": gpu.total_memory,
-        "total_memory_low": gpu.total_memory_low,
-        "total_memory_high": gpu.total_memory_high,
-        "total_memory_kind": gpu.total_memory_kind,
-        "memory_bandwidth": gpu.memory_bandwidth,
-        "bf16_flops": gpu.bf16_flops,
-        "fp8_flops": gpu.fp8_flops,
-        "compute_capability": gpu.compute_capability or gpu.architecture,
-        "source": gpu.source,
-        "total_memory_source": gpu.total_memory_source,
-    }
+    from kvplan.documents.listing import GpuRow
+
+    return from_fields(GpuRow, gpu, compute_capability=gpu.compute_capability or gpu.architecture)
 
 
 def gpu_list(rows: Sequence[GpuRow]) -> Table:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice, repeat
-from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
+from kvplan.core.records import from_fields
 from kvplan.core.table import Markdown, Table, Value
 from kvplan.core.units import GIB, format_gib, plural
+from kvplan.documents import recommendation as typed
 from kvplan.hardware.gpu import NODE_GPUS, gpu
 from kvplan.models.catalog import model_id
 from kvplan.planning.choice import Chosen
@@ -33,10 +34,6 @@ from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Line, Part, line
 from kvplan.report.page import Block, bold, bullets, code, folded
-
-if TYPE_CHECKING:
-    from kvplan.documents import recommendation as typed
-
 
 # --- the document -----------------------------------------------------------------------------------------------------
 
@@ -136,13 +133,7 @@ def pace_document(best: Placement, users: int) -> typed.Pace | None:
 
 
 def failure_document(failure: PlacementFailure) -> typed.RecommendationFailure:
-    return {
-        "gpu": failure.gpu,
-        "num_gpus": failure.num_gpus,
-        "reason": failure.reason,
-        "refused": failure.refused,
-        "has_room": failure.has_room,
-    }
+    return from_fields(typed.RecommendationFailure, failure)
 
 
 def fit_document(fit: Fit, question: Question) -> typed.Fit:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, from_fields
 from kvplan.core.table import Table
+from kvplan.documents.rightsize import Needed, RightsizeDocument, Use
 from kvplan.measure.usage import Usage
 from kvplan.report.lines import Paragraph, Part, line
 from kvplan.report.page import Block, heading
-
-if TYPE_CHECKING:
-    from kvplan.documents.rightsize import RightsizeDocument
 
 # Mean held tokens are 18% below to 1% above the truth if no prefix is shared, because longer requests run longer
 # (11 workloads of vLLM 0.33's own pages, tests/facts/usage_truth.jsonl); a shared prefix lowers the true value.
@@ -170,20 +168,7 @@ def rightsize_document(used: Usage, growth: float) -> RightsizeDocument:
             "output_tokens_per_second": used.output_rate,
             "prefix_share": used.prefix_share,
         },
-        "use": {
-            "mean_running": used.mean_running,
-            "mean_waiting": used.mean_waiting,
-            "queue_grows": used.queue_grows,
-            "preemptions": used.preemptions,
-            "time_used": used.time_used,
-            "seconds_per_token": used.step_s,
-            "mean_ttft_seconds": used.ttft_s,
-            "pool_tokens": used.pool_tokens,
-            "held_tokens": used.held_tokens,
-            "pool_used": used.pool_used,
-        },
-        "needed": None
-        if needed is None
-        else {"low": needed.low, "high": needed.high, "by": needed.by, "text": needed.text},
+        "use": from_fields(Use, used, seconds_per_token=used.step_s, mean_ttft_seconds=used.ttft_s),
+        "needed": None if needed is None else from_fields(Needed, needed),
         "answer": first_line(used, growth),
     }

@@ -7,10 +7,12 @@ from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
+from kvplan.core.records import from_fields
 from kvplan.core.table import Markdown, Table, flattened, markdown_text, percent
 from kvplan.core.units import duration as duration
 from kvplan.core.units import plural
 from kvplan.core.units import rate_text as rate_text
+from kvplan.documents import simulation as typed
 from kvplan.models.catalog import model_id
 from kvplan.planning.users import num_gpus
 from kvplan.report import formats
@@ -24,7 +26,6 @@ from kvplan.simulate.slo import Kept
 from kvplan.simulate.timeline import LEVELS
 
 if TYPE_CHECKING:
-    from kvplan.documents import simulation as typed
     from kvplan.report.drawing import Figure
 
 VariantRow = tuple[str, list[str]]
@@ -399,17 +400,7 @@ def result_document(answer: SimulationAnswer, variant: Variant) -> typed.Variant
     run, largest = variant.result, variant.largest
     return {
         "name": variant.name,
-        "requests": {
-            "arrived": run.num_requests,
-            "finished": run.finished,
-            "judged": run.judged,
-            "rejected": run.rejected,
-            "failed": run.failed,
-            "preempted": run.preempted,
-            "arrival_rate": run.arrival_rate,
-            "queue_grows": run.queue_grows,
-            "good": variant.good,
-        },
+        "requests": from_fields(typed.Requests, run, arrived=run.num_requests, good=variant.good),
         "seconds": run.seconds,
         "steps": run.steps,
         "times": {
@@ -439,20 +430,16 @@ def result_document(answer: SimulationAnswer, variant: Variant) -> typed.Variant
             "output_tokens_per_s_range": list(rate_range(answer, run, run.output_tokens_per_s)),
         },
         "slo": [
-            {
-                "promise": outcome.promise.name,
-                "limit": outcome.promise.limit,
-                "value": outcome.value,
-                "kept": outcome.is_kept,
-                "low": outcome.low,
-                "high": outcome.high,
-                "verdict": outcome.verdict,
-            }
+            from_fields(
+                typed.Slo,
+                outcome,
+                promise=outcome.promise.name,
+                limit=outcome.promise.limit,
+                kept=outcome.is_kept,
+            )
             for outcome in variant.outcomes
         ],
-        "largest": None
-        if largest is None
-        else {"keeps": largest.keeps, "breaks": largest.breaks, "runs": largest.runs},
+        "largest": None if largest is None else from_fields(typed.Largest, largest),
     }
 
 

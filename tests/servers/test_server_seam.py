@@ -13,9 +13,8 @@ KVPLAN = Path(__file__).resolve().parents[2] / "kvplan"
 # Files that may say `sglang`, and how many of their lines do: only ever fewer.
 NAMED = {
     "asked/snippet.py": 1,  # its source
-    "cli/calibrate_options.py": 1,  # sglang.bench_serving, which writes results that calibrate reads
-    "cli/load_options.py": 1,  # a pasted command of sglang.bench_serving
-    "cli/run_options.py": 1,  # likewise
+    "cli/run_options.py": 1,  # sglang.bench_serving, which writes results that reconcile reads
+    "cli/simulate_options.py": 2,  # likewise, which calibrate reads; its command, which is read as a load
     "models/families/rope.py": 1,  # the source of its keys' order
     "models/quant.py": 1,  # a source
     "planning/phases.py": 1,  # a source
