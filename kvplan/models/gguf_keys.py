@@ -113,12 +113,8 @@ def metadata_of(spec: ModelSpec) -> Values:
     if "attention.sliding_window" in values and architecture in NOT_KEPT:
         del values["attention.sliding_window"]
     values |= _widths(spec, architecture, config) | _rotation(spec, config)
-    values |= WRITERS.get(architecture, _nothing)(spec, config)
+    values |= WRITERS.get(architecture, lambda *_: {})(spec, config)
     return {f"{architecture}.{key}": value for key, value in values.items()} | {"general.architecture": architecture}
-
-
-def _nothing(spec: ModelSpec, config: Mapping[str, Any]) -> Values:
-    return {}
 
 
 def _heads(layer: Sequence[LayerCache]) -> FullAttention | SlidingWindow | None:
@@ -184,10 +180,6 @@ def _write_latent(spec: ModelSpec, config: Mapping[str, Any]) -> Values:
     }
 
 
-def _write_sigmoid(spec: ModelSpec, config: Mapping[str, Any]) -> Values:
-    return {"expert_gating_func": SIGMOID}
-
-
 def _write_gemma4(spec: ModelSpec, config: Mapping[str, Any]) -> Values:
     """Its windowed layers have narrower heads than the others."""
     return {
@@ -236,7 +228,7 @@ WRITERS: Final[dict[str, Callable[[ModelSpec, Mapping[str, Any]], Values]]] = {
     "nemotron_h_moe": _write_nemotron,
     "gpt-oss": _write_gpt_oss,
     "minimax-m2": _write_minimax,
-    "glm4moe": _write_sigmoid,
+    "glm4moe": lambda *_: {"expert_gating_func": SIGMOID},
 }
 
 
@@ -271,7 +263,7 @@ def config_of(architecture: str, metadata: Mapping[str, object], shapes: Shapes,
     if experts:
         config[EXPERTS.get(architecture, "num_experts")] = experts
     config |= _read_widths(keys, config) | _read_scaling(keys)
-    config |= READERS.get(architecture, _read_nothing)(keys, config, shapes)
+    config |= READERS.get(architecture, lambda *_: {})(keys, config, shapes)
     return config
 
 
@@ -348,10 +340,6 @@ def _share_rotated(keys: _Keys, config: Mapping[str, Any]) -> Values:
     return {"partial_rotary_factor": rotated / width}
 
 
-def _read_nothing(keys: _Keys, config: Values, shapes: Shapes) -> Values:
-    return {}
-
-
 def _read_llama(keys: _Keys, config: Values, shapes: Shapes) -> Values:
     if keys.number("expert_count", 0):
         return {"model_type": "mixtral"}
@@ -424,10 +412,6 @@ def _read_phi3(keys: _Keys, config: Values, shapes: Shapes) -> Values:
     return values
 
 
-def _read_gpt_oss(keys: _Keys, config: Values, shapes: Shapes) -> Values:
-    return {"intermediate_size": keys.number("expert_feed_forward_length"), "attention_bias": True}
-
-
 def _read_glm4(keys: _Keys, config: Values, shapes: Shapes) -> Values:
     return {
         "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
@@ -435,22 +419,6 @@ def _read_glm4(keys: _Keys, config: Values, shapes: Shapes) -> Values:
         "topk_group": keys.number("expert_group_used_count", 1),
         **_share_rotated(keys, config),
     }
-
-
-def _read_minimax(keys: _Keys, config: Values, shapes: Shapes) -> Values:
-    return {"intermediate_size": keys.number("expert_feed_forward_length"), "use_qk_norm": True}
-
-
-def _read_cohere(keys: _Keys, config: Values, shapes: Shapes) -> Values:
-    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in shapes}
-
-
-def _read_cohere2(keys: _Keys, config: Values, shapes: Shapes) -> Values:
-    return {"sliding_window_pattern": 4}
-
-
-def _read_starcoder(keys: _Keys, config: Values, shapes: Shapes) -> Values:
-    return {"use_bias": "blk.0.attn_q.bias" in shapes}
 
 
 def _read_falcon_h1(keys: _Keys, config: Values, shapes: Shapes) -> Values:
@@ -475,10 +443,6 @@ def _read_nemotron(keys: _Keys, config: Values, shapes: Shapes) -> Values:
     }
 
 
-def _read_mamba(keys: _Keys, config: Values, shapes: Shapes) -> Values:
-    return {"use_conv_bias": "blk.0.ssm_conv1d.bias" in shapes, "use_bias": False}
-
-
 def _read_lfm2(keys: _Keys, config: Values, shapes: Shapes) -> Values:
     count = config["num_hidden_layers"]
     kv_heads = keys.numbers("attention.head_count_kv", count)
@@ -499,15 +463,21 @@ READERS: Final[dict[str, Callable[[_Keys, Values, Shapes], Values]]] = {
     "gemma2": _read_gemma2,
     "gemma4": _read_gemma4,
     "phi3": _read_phi3,
-    "gpt-oss": _read_gpt_oss,
+    "gpt-oss": lambda keys, *_: {
+        "intermediate_size": keys.number("expert_feed_forward_length"),
+        "attention_bias": True,
+    },
     "glm4moe": _read_glm4,
-    "minimax-m2": _read_minimax,
-    "command-r": _read_cohere,
-    "cohere2": _read_cohere2,
-    "starcoder2": _read_starcoder,
+    "minimax-m2": lambda keys, *_: {
+        "intermediate_size": keys.number("expert_feed_forward_length"),
+        "use_qk_norm": True,
+    },
+    "command-r": lambda keys, config, shapes: {"use_qk_norm": "blk.0.attn_q_norm.weight" in shapes},
+    "cohere2": lambda *_: {"sliding_window_pattern": 4},
+    "starcoder2": lambda keys, config, shapes: {"use_bias": "blk.0.attn_q.bias" in shapes},
     "falcon-h1": _read_falcon_h1,
     "nemotron_h": _read_nemotron,
     "nemotron_h_moe": _read_nemotron,
-    "mamba": _read_mamba,
+    "mamba": lambda keys, config, shapes: {"use_conv_bias": "blk.0.ssm_conv1d.bias" in shapes, "use_bias": False},
     "lfm2": _read_lfm2,
 }

@@ -24,10 +24,6 @@ T = TypeVar("T")
 CLIENT_WORDS: Final = {"prompt_logprobs": "logprobs with echo", "speculative_config": "speculation"}
 
 
-def no_delay(request: Request) -> float:
-    return 0.0
-
-
 def do_nothing() -> None: ...
 
 
@@ -40,7 +36,7 @@ class Hooks:
     now    the clock of all times; is_virtual: nobody waits by it
     """
 
-    delay: Callable[[Request], float] = no_delay
+    delay: Callable[[Request], float] = lambda _: 0.0
     idle: Callable[[], None] = do_nothing
     close: Callable[[], None] = do_nothing
     now: Callable[[], float] = time.monotonic

@@ -307,17 +307,9 @@ NOT_ASKED: Final = (
 )  # fmt: skip
 
 
-def plain_model(log: ServerLog) -> str | None:
-    return log.model
-
-
 def plain_engine(log: ServerLog) -> str | None:
     """The server's name, which stands for its newest rules."""
     return log.engine
-
-
-def plain_label(log: ServerLog, request: Request) -> str:
-    return request.release.label
 
 
 def plain_flags(log: ServerLog) -> dict[str, str]:
@@ -326,38 +318,6 @@ def plain_flags(log: ServerLog) -> dict[str, str]:
     flags = {} if context is None else {"max_model_len": context.text.replace(",", "")}
     named = {names.get(name, name): text for name, text in log.flags.items()}
     return flags | {name: text for name, text in named.items() if name in ARGUMENTS}
-
-
-def no_environment(log: ServerLog, release: Version) -> Environment:
-    return {}
-
-
-def no_notes(log: ServerLog, args: EngineArgs, gpu_known: bool) -> list[str]:
-    return []
-
-
-def no_draft(log: ServerLog) -> Drafting | None:
-    return None
-
-
-def no_command(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    return {}, []
-
-
-def no_words(text: str) -> list[str]:
-    return []
-
-
-def own_name(name: str) -> str:
-    return name
-
-
-def nothing_given(case: Case) -> Given:
-    return Given()
-
-
-def no_lines(plan: Plan) -> list[str]:
-    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,17 +357,17 @@ class Logs:
     first_words: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
     engine: Callable[[ServerLog], str | None] = plain_engine
-    label: Callable[[ServerLog, Request], str] = plain_label
+    label: Callable[[ServerLog, Request], str] = lambda log, request: request.release.label
     names: Mapping[str, str] = field(default_factory=dict)
-    model: Callable[[ServerLog], str | None] = plain_model
+    model: Callable[[ServerLog], str | None] = lambda log: log.model
     flags: Callable[[ServerLog], dict[str, str]] = plain_flags
-    command: Callable[[Sequence[str]], tuple[dict[str, str], list[str]]] = no_command
+    command: Callable[[Sequence[str]], tuple[dict[str, str], list[str]]] = lambda _: ({}, [])
     opening: str = ""
-    words: Callable[[str], list[str]] = no_words
-    argument_of: Callable[[str], str] = own_name
+    words: Callable[[str], list[str]] = lambda _: []
+    argument_of: Callable[[str], str] = lambda name: name
     takes_value: Callable[[str], bool] = bool
-    draft: Callable[[ServerLog], Drafting | None] = no_draft
-    environment: Callable[[ServerLog, Version], Environment] = no_environment
-    notes: Callable[[ServerLog, EngineArgs, bool], list[str]] = no_notes
-    given: Callable[[Case], Given] = nothing_given
-    lines: Callable[[Plan], list[str]] = no_lines
+    draft: Callable[[ServerLog], Drafting | None] = lambda _: None
+    environment: Callable[[ServerLog, Version], Environment] = lambda *_: {}
+    notes: Callable[[ServerLog, EngineArgs, bool], list[str]] = lambda *_: []
+    given: Callable[[Case], Given] = lambda _: Given()
+    lines: Callable[[Plan], list[str]] = lambda _: []

@@ -8,10 +8,6 @@ from kvplan.servers.words.arguments import EngineArgs
 from kvplan.servers.words.command import Variable
 
 
-def _has_images(spec: ModelSpec, args: EngineArgs) -> bool:
-    return spec.multimodal and args.enable_multimodal is not False
-
-
 def _has_states(spec: ModelSpec, args: EngineArgs) -> bool:
     return spec.has_states
 
@@ -31,7 +27,7 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     ),
     "SGLANG_VLM_CACHE_SIZE_MB": Variable(
         "sglang", "", "size", "the MiB reserved for images", "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py",
-        (0, 5), None, _has_images, usual=("100",),
+        (0, 5), None, lambda spec, args: spec.multimodal and args.enable_multimodal is not False, usual=("100",),
     ),
     "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": Variable(
         "sglang", "", "on", "1 sizes the pool after the graphs are captured",

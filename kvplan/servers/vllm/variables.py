@@ -8,10 +8,6 @@ from kvplan.servers.words.arguments import EngineArgs
 from kvplan.servers.words.command import Variable
 
 
-def _has_mla(spec: ModelSpec, args: EngineArgs) -> bool:
-    return spec.is_mla
-
-
 def _has_chunks(spec: ModelSpec, args: EngineArgs) -> bool:
     return ChunkedAttention in spec.cache_kinds
 
@@ -59,7 +55,7 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     ),
     "VLLM_MLA_DISABLE": Variable(
         "vllm", "", "on", "1 keeps full keys and values of every head in place of latents",
-        "vLLM 0.8.5 to 0.33 config/model.py", (0, 7), None, _has_mla,
+        "vLLM 0.8.5 to 0.33 config/model.py", (0, 7), None, lambda spec, *_: spec.is_mla,
     ),
     "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": Variable(
         "vllm", "", "on", "whether layers of chunked attention keep no more than the chunk",
