@@ -9,7 +9,7 @@ from typing import TextIO
 
 from kvplan.cli import output
 from kvplan.core.units import GIB, format_gib, format_size
-from kvplan.hardware.nvml import DeviceMemory, DeviceSample, HostMemory, Nvml
+from kvplan.hardware.nvml import DeviceMemory, DeviceSample, Nvml
 from kvplan.measure.server_metrics import ServerStats
 from kvplan.measure.watch import NO_ANSWER_YET, Rates, Reading, ServerReading, Watched
 from kvplan.report.lines import Line, line, takes_blocks, write
@@ -92,17 +92,15 @@ def machine_parts(reading: Reading, watched: Watched) -> list[str]:
     if reading.resident is not None:
         parts.append(f"resident {format_size(reading.resident)}")
     if reading.host is not None and (reading.sample is None or not reading.sample.memory.is_host):
-        parts.append(host_text(reading.host))
+        parts.append(
+            f"host {(reading.host.total - reading.host.available) / GIB:,.2f} of {format_gib(reading.host.total)} used"
+        )
     return parts
 
 
 def memory_text(memory: DeviceMemory) -> str:
     used = f"{memory.used / GIB:,.2f} of {format_gib(memory.total)} used"
     return f"{used} (host memory)" if memory.is_host else used
-
-
-def host_text(host: HostMemory) -> str:
-    return f"host {(host.total - host.available) / GIB:,.2f} of {format_gib(host.total)} used"
 
 
 def share_texts(sample: DeviceSample, pid: int | None) -> list[str]:
@@ -346,7 +344,7 @@ def server_lines(name: str, history: Sequence[ServerReading], chart: Chart, plan
     if stats is None:
         return lines
     style = "" if server.problem is None else "dim"
-    users = users_by(stats, planned)
+    users = stats.max_concurrency if planned is None or planned.users is None else planned.users
     rows = (
         ("KV", lambda s, _: s.kv_usage, 1.0, kv_text(stats)),
         ("running", lambda s, _: s.running, users, running_text(stats, planned)),
@@ -377,11 +375,6 @@ def server_heading(name: str, server: ServerReading) -> str:
     kind = "server" if server.stats is None else called(server.stats.kind)
     heading = f"{kind} at {name}" if name else kind
     return heading if not is_old(server) or server.age_s is None else f"{heading}, {age_text(server.age_s)} ago"
-
-
-def users_by(stats: ServerStats, planned: Planned | None) -> float | None:
-    """Concurrent requests that fit by the plan, else by the server's own figure."""
-    return stats.max_concurrency if planned is None or planned.users is None else planned.users
 
 
 def kv_text(stats: ServerStats) -> str | None:

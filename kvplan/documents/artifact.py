@@ -63,7 +63,7 @@ def plan_document(plan: Plan) -> typed.PlanDocument:
         "slots": None if plan.slots is None else slots_document(plan.slots),
         "colocation": _colocation(plan),
         "parameters": _parameters(plan.request.spec),
-        "limits": limits_document(plan),
+        "limits": [{"by": by, "text": text} for by, text in limits_of(plan)],
         "fixes": _fixes(plan),
         "assumptions": _assumptions(plan),
         "provenance": _provenance(plan, kv, concurrency),
@@ -415,10 +415,6 @@ def _refusal(plan: Plan) -> typed.Refusal | None:
     return {"by": by, "text": text, "flag": None}
 
 
-def limits_document(plan: Plan) -> list[typed.Limit]:
-    return [{"by": by, "text": text} for by, text in limits_of(plan)]
-
-
 def limits_of(plan: Plan) -> Iterator[tuple[str, str]]:
     """(what limits the plan, in words), the first the tightest."""
     return _bounds(plan) if plan.fits else _shortages(plan)
@@ -609,7 +605,7 @@ def _provenance(plan: Plan, kv: typed.KvCache, concurrency: typed.Concurrency) -
     calibrated  a constant fitted to servers' logs, or a number that rests on one
     measured    what a device or a server reported
     """
-    charge, pool = _charge_source(plan), _pool_source(plan)
+    charge, pool = _ruled(plan, sources(plan).charge), _pool_source(plan)
     origins = {f"memory.{name}": entry for name, entry in _memory_sources(plan, pool)}
     for name, value in kv.items():
         if isinstance(value, int):
@@ -637,11 +633,6 @@ def sources(plan: Plan) -> Sources:
 def _pool_is_given(plan: Plan) -> bool:
     args = plan.request.args
     return args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None
-
-
-def _charge_source(plan: Plan) -> Origin:
-    """Of what tokens and requests are charged: bytes and blocks, whatever the size of the pool."""
-    return _ruled(plan, sources(plan).charge)
 
 
 def _pool_source(plan: Plan) -> Origin:

@@ -109,17 +109,15 @@ def _target(result: judged.TargetResult) -> Target:
         "title": result.title,
         "figures": None if result.figures is None else _figures(result.figures),
         "baseline": None if result.baseline is None else _figures(result.baseline),
-        "cure": None if result.cure is None else _cure(result.cure),
+        "cure": None
+        if result.cure is None
+        else {"flags": list(result.cure.flags), "keys": dict(result.cure.keys), "rules": list(result.cure.rules)},
         "findings": [_finding(finding) for finding in result.findings],
     }
 
 
 def _figures(figures: judged.Figures) -> Figures:
     return from_fields(Figures, figures)
-
-
-def _cure(cure: judged.RuleCure) -> CheckCure:
-    return {"flags": list(cure.flags), "keys": dict(cure.keys), "rules": list(cure.rules)}
 
 
 def _finding(finding: judged.Finding) -> Finding:

@@ -210,7 +210,7 @@ def _comparison_lines(pair: Comparison) -> list[Part]:
         lines += [line(), _table("Memory of each GPU", memory_rows(pair))]
     lines += [line(), _table(figures_title(pair), figure_rows(pair))]
     lines += _why_lines(pair)
-    lines += _step_lines(pair)
+    lines += [part for table in _step_tables(pair) for part in (line(), table)]
     return lines
 
 
@@ -254,10 +254,6 @@ def _why_lines(pair: Comparison) -> list[Part]:
     if not sentences:
         return []
     return [line(), line("Why", "bold"), *(Paragraph("  ", text, indent=4) for text in sentences)]
-
-
-def _step_lines(pair: Comparison) -> list[Part]:
-    return [part for table in _step_tables(pair) for part in (line(), table)]
 
 
 def _step_tables(pair: Comparison) -> list[Table]:

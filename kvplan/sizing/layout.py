@@ -26,7 +26,6 @@ from kvplan.models.spec import (
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 DS_MLA_ROPE = 64  # elements of a rope key in vLLM's fp8_ds_mla layout
-INDEXER_SCALE_GROUP = 128  # DeepSeek's indexer keeps one fp32 scale per 128 fp8 elements
 TURBOQUANT_BITS = {"turboquant_4bit_nc": (4, 4), "turboquant_k3v4_nc": (3, 4), "turboquant_3bit_nc": (3, 3)}
 KV_DTYPES = (
     "auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8_per_token_head",

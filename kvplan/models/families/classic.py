@@ -22,7 +22,7 @@ from kvplan.models.families.classic_shape import (
     tied_by,
 )
 from kvplan.models.families.config import Config
-from kvplan.models.spec import Place, Weight
+from kvplan.models.spec import Place
 
 
 def read_gpt2(config: Config, model_type: str) -> SpecDraft:
@@ -66,15 +66,11 @@ def read_opt(config: Config, model_type: str) -> SpecDraft:
     ]
     if width != hidden:
         outer.append(whole("model.decoder.project_in", width, hidden, "embedding"))
-        outer.append(place_last(whole("model.decoder.project_out", hidden, width, "embedding")))
+        outer.append(replace(whole("model.decoder.project_out", hidden, width, "embedding"), place=Place.LAST))
     final = config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm")
     if final and affine:
         outer.append(final_norm(hidden, "layer"))
     return draft(config, Shape(hidden, heads, vocab, layer, tuple(outer), tied, inner))
-
-
-def place_last(weight: Weight) -> Weight:
-    return replace(weight, place=Place.LAST)
 
 
 def read_bloom(config: Config, model_type: str) -> SpecDraft:

@@ -237,11 +237,6 @@ def literal(value: str, what: str) -> str:
     return value
 
 
-def literal_json(value: str, what: str) -> str:
-    """As `literal`, for a value that may be JSON, in which a template's braces are those of an object."""
-    return literal(value, what) if re.search(r"\$[\w{(@*]|`", value) else value
-
-
 def flag_text(word: str) -> str:
     """Return a flag as it was written, without a value, which may be a secret."""
     return word.partition("=")[0]
