@@ -25,7 +25,7 @@ MOST_READINGS: Final = 3  # of one line, each of which mends another part of it
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command: its summary, its options class and the function that runs it, both as module.name."""
+    """A command: its summary, the module of its options (`EstimateOptions` of `estimate`), and module.function."""
 
     help: str
     options: str
@@ -33,124 +33,84 @@ class Entry:
 
 
 COMMANDS: Final[Mapping[str, Entry]] = {
-    "estimate": Entry(
-        "Show where GPU memory goes and how many users fit.", "options.EstimateOptions", "estimate.estimate"
-    ),
-    "models": Entry("List the known models, or describe one.", "options.ModelsOptions", "listing.models"),
-    "gpus": Entry("List the known GPUs, or describe one.", "options.GpusOptions", "listing.gpus"),
-    "check": Entry("Check deployments against a policy file, in CI.", "check_options.CheckOptions", "check.check"),
-    "diff": Entry(
-        "Compare two plans, policies or models.",
-        "sweep_options.DiffOptions",
-        "diff.diff",
-    ),
+    "estimate": Entry("Show where GPU memory goes and how many users fit.", "options", "estimate.estimate"),
+    "models": Entry("List the known models, or describe one.", "options", "listing.models"),
+    "gpus": Entry("List the known GPUs, or describe one.", "options", "listing.gpus"),
+    "check": Entry("Check deployments against a policy file, in CI.", "check_options", "check.check"),
+    "diff": Entry("Compare two plans, policies or models.", "sweep_options", "diff.diff"),
     "upgrade": Entry(
-        "Show what upgrading the server changes for a policy, a command or a model.",
-        "sweep_options.UpgradeOptions",
-        "upgrade.upgrade",
+        "Show what upgrading the server changes for a policy, a command or a model.", "sweep_options", "upgrade.upgrade"
     ),
     "pack": Entry(
         "Fit several servers on one GPU: start order and --gpu-memory-utilization of each.",
-        "sweep_options.PackOptions",
+        "sweep_options",
         "pack.pack_command",
     ),
     "sweep": Entry(
         "Tabulate every combination of models, GPUs and flags.\n\nSeparate several values with commas: --gpu, --tp, "
         "--pp, --ctx, --kv-cache-dtype, --gpu-memory-utilization, --max-num-seqs, --block-size, "
         "--quantization (including none), --dtype, --mean-tokens, --engine.",
-        "sweep_options.SweepOptions",
+        "sweep_options",
         "sweep.sweep",
     ),
     "explore": Entry(
-        "Write one page to explore: sliders for users, context, GPUs and flags.",
-        "sweep_options.ExploreOptions",
-        "explore.explore",
+        "Write one page to explore: sliders for users, context, GPUs and flags.", "sweep_options", "explore.explore"
     ),
     "atlas": Entry(
-        "Write a static site: a page for every model on every GPU, with proof.",
-        "sweep_options.AtlasOptions",
-        "atlas.atlas",
+        "Write a static site: a page for every model on every GPU, with proof.", "sweep_options", "atlas.atlas"
     ),
     "recommend": Entry(
-        "Find the cheapest GPUs and flags for a number of users.",
-        "sweep_options.RecommendOptions",
-        "recommend.recommend_command",
+        "Find the cheapest GPUs and flags for a number of users.", "sweep_options", "recommend.recommend_command"
     ),
     "tune": Entry(
         "Find the server flags with the highest throughput that meet the latency targets (--slo).",
-        "simulate_options.TuneOptions",
+        "simulate_options",
         "tune.tune_command",
     ),
-    "simulate": Entry(
-        "Simulate a workload on a planned server.",
-        "simulate_options.SimulateOptions",
-        "simulate.simulate",
-    ),
+    "simulate": Entry("Simulate a workload on a planned server.", "simulate_options", "simulate.simulate"),
     "serve": Entry(
         "Run an OpenAI-compatible server: the bundled engine, or with --simulate a simulated one that needs no GPU.",
-        "serve_options.ServeOptions",
+        "serve_options",
         "serve.serve",
     ),
-    "mcp": Entry(
-        "Serve estimate, recommend, why and check as tools for agents (MCP).", "serve_options.McpOptions", "mcp.mcp"
-    ),
+    "mcp": Entry("Serve estimate, recommend, why and check as tools for agents (MCP).", "serve_options", "mcp.mcp"),
     "calibrate": Entry(
-        "Fit step times to your own benchmark results, for --calibration.",
-        "simulate_options.CalibrateOptions",
-        "calibrate.calibrate",
+        "Fit step times to your own benchmark results, for --calibration.", "simulate_options", "calibrate.calibrate"
     ),
-    "profile": Entry(
-        "Run the bundled engine, measure it and save the run.", "run_options.ProfileOptions", "profile.profile"
-    ),
+    "profile": Entry("Run the bundled engine, measure it and save the run.", "run_options", "profile.profile"),
     "reconcile": Entry(
         "Compare predicted with measured memory: a run, a server's log or its /metrics page.",
-        "run_options.ReconcileOptions",
+        "run_options",
         "reconcile.reconcile_command",
     ),
-    "report": Entry(
-        "Render one or more runs as HTML, Markdown, JSON or CSV.",
-        "run_options.ReportOptions",
-        "report.report_command",
-    ),
+    "report": Entry("Render one or more runs as HTML, Markdown, JSON or CSV.", "run_options", "report.report_command"),
     "why": Entry(
         "Explain from a log why a server failed to start or ran out of memory, and how to fix it.",
-        "run_options.WhyOptions",
+        "run_options",
         "why.why",
     ),
     "preflight": Entry(
         "Check before the start whether a server starts on this machine: GPUs, free memory, driver, limits.\n\nExit "
         "code 1 if it does not, with the flag that helps.",
-        "run_options.PreflightOptions",
+        "run_options",
         "preflight.preflight",
     ),
     "rightsize": Entry(
         "Show how much of a live server is used, and how many servers the load needs.",
-        "run_options.RightsizeOptions",
+        "run_options",
         "rightsize.rightsize",
     ),
-    "watch": Entry("Watch a GPU, a process or a server live.", "run_options.WatchOptions", "watch.watch"),
-    "schema": Entry(
-        "Print the JSON Schema of a command's --format json output.", "options.SchemaOptions", "listing.schema"
-    ),
-    "doctor": Entry(
-        "Check the installation: versions, GPU, settings.",
-        "run_options.DoctorOptions",
-        "doctor.doctor",
-    ),
+    "watch": Entry("Watch a GPU, a process or a server live.", "run_options", "watch.watch"),
+    "schema": Entry("Print the JSON Schema of a command's --format json output.", "options", "listing.schema"),
+    "doctor": Entry("Check the installation: versions, GPU, settings.", "run_options", "doctor.doctor"),
 }
 TRACE: Final[Mapping[str, Entry]] = {
-    "stats": Entry(
-        "Summarize rates, lengths and prefix reuse of a trace or profile.",
-        "trace_options.TraceStatsOptions",
-        "trace.stats",
-    ),
-    "profiles": Entry("List the named workloads.", "trace_options.TraceProfilesOptions", "trace.profiles"),
+    "stats": Entry("Summarize rates, lengths and prefix reuse of a trace or profile.", "trace_options", "trace.stats"),
+    "profiles": Entry("List the named workloads.", "trace_options", "trace.profiles"),
     "convert": Entry(
-        "Convert a trace to another format, or generate one from a profile.",
-        "trace_options.TraceConvertOptions",
-        "trace.convert",
+        "Convert a trace to another format, or generate one from a profile.", "trace_options", "trace.convert"
     ),
-    "sample": Entry("Cut a time span out of a trace, or thin it.", "trace_options.TraceSampleOptions", "trace.sample"),
+    "sample": Entry("Cut a time span out of a trace, or thin it.", "trace_options", "trace.sample"),
 }
 TRACE_HELP = "Inspect and convert request traces and named workloads."
 
@@ -163,7 +123,7 @@ def loaded(name: str) -> Any:
 
 def command(name: str, entry: Entry) -> Callable[..., int]:
     """Build a function whose parameters are the fields of a dataclass, for typer."""
-    options = loaded(entry.options)
+    options = loaded(f"{entry.options}.{name.title()}Options")
 
     def run_command(**values: Any) -> int:
         output.say_reading()

@@ -135,7 +135,7 @@ class AtlasOptions:
         "GPUs, separated by commas. Default: those on sale whose memory a driver reported.",
         complete=complete_gpu,
     )
-    engine: Text = option("--engine NAMES", "Servers and releases, e.g. vllm@0.30,vllm@0.33. Default: the newest of each.")
+    engine: Text = option("--engine NAMES", "Servers and releases, e.g. vllm@0.30,vllm@0.33. Default: newest of each.")
     prices: Text = option(*PRICES)
     url: Text = option("--url ADDRESS", "Address that the site will have: writes sitemap.xml.")
     jobs: Text = option("--jobs N", "Maximum number of processes. Default: all cores.")

@@ -9,10 +9,10 @@ from pathlib import Path
 from kvplan.cli import output
 from kvplan.cli.trace_options import (
     SUFFIXES,
-    TraceConvertOptions,
-    TraceProfilesOptions,
-    TraceSampleOptions,
-    TraceStatsOptions,
+    ConvertOptions,
+    ProfilesOptions,
+    SampleOptions,
+    StatsOptions,
 )
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
@@ -70,7 +70,7 @@ def trace_of(text: str) -> Trace:
     return trace
 
 
-def save(options: TraceConvertOptions | TraceSampleOptions, make: Callable[[], Trace]) -> int:
+def save(options: ConvertOptions | SampleOptions, make: Callable[[], Trace]) -> int:
     """Make a trace and write all of it or nothing; print what was written, and what could not be represented."""
     path = options.output
     form = form_of(path)
@@ -105,7 +105,7 @@ def seed_of(text: str | None) -> int:
 # --- convert and sample -----------------------------------------------------------------------------------------------
 
 
-def convert(options: TraceConvertOptions) -> int:
+def convert(options: ConvertOptions) -> int:
     if (known := profile_named(options.file)) is not None:
         return save(options, drawing(known, options))
     for name in ("num_requests", "rate", "seed", "shared_prefix"):
@@ -116,7 +116,7 @@ def convert(options: TraceConvertOptions) -> int:
     return save(options, lambda: trace_of(options.file))
 
 
-def drawing(of: Profile, options: TraceConvertOptions) -> Callable[[], Trace]:
+def drawing(of: Profile, options: ConvertOptions) -> Callable[[], Trace]:
     """Return a function that draws the requests; the options are parsed immediately."""
     number = parse_count(options.num_requests or str(DEFAULT_REQUESTS), "--num-requests", MAX_DRAWN)
     rate = None if options.rate is None else parse_rate(options.rate, "--rate")
@@ -131,7 +131,7 @@ def prefix_tokens(text: str) -> int:
     return 0 if text == "0" else parse_tokens(text, "--shared-prefix")
 
 
-def sample(options: TraceSampleOptions) -> int:
+def sample(options: SampleOptions) -> int:
     from kvplan.workloads.sample import share_of, span_of, thinned
 
     choices = [name for name in ("num_requests", "share", "span") if getattr(options, name) is not None]
@@ -155,7 +155,7 @@ def sample(options: TraceSampleOptions) -> int:
 # --- stats ------------------------------------------------------------------------------------------------------------
 
 
-def stats(options: TraceStatsOptions) -> int:
+def stats(options: StatsOptions) -> int:
     if (known := profile_named(options.file)) is not None:
         output.answer(shapes(profile_document(known), profile_lines(known)), options.format, options.color)
         return 0
@@ -167,7 +167,7 @@ def stats(options: TraceStatsOptions) -> int:
     return 0
 
 
-def profiles(options: TraceProfilesOptions) -> int:
+def profiles(options: ProfilesOptions) -> int:
     rows = [profile_row(profile(name)) for name in profile_names()]
     from kvplan.report.listing_text import listed
 

@@ -15,7 +15,7 @@ NUM_REQUESTS: Final = ("--num-requests N", "Number of requests to write.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceStatsOptions:
+class StatsOptions:
     """Options of `kvplan trace stats`."""
 
     file: str = argument(*TRACE_FILE, REQUIRED, complete=complete_profile)
@@ -24,7 +24,7 @@ class TraceStatsOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceProfilesOptions:
+class ProfilesOptions:
     """Options of `kvplan trace profiles`."""
 
     format: Format = option(*FORMAT, "table")
@@ -32,7 +32,7 @@ class TraceProfilesOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceConvertOptions:
+class ConvertOptions:
     """Options of `kvplan trace convert`; the last four only apply to a profile. None: not given."""
 
     file: str = argument(*TRACE_FILE, REQUIRED, complete=complete_profile)
@@ -45,7 +45,7 @@ class TraceConvertOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSampleOptions:
+class SampleOptions:
     """Options of `kvplan trace sample`. None: not given."""
 
     file: str = argument("FILE", "Trace, as for stats.", REQUIRED)

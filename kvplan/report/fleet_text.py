@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from kvplan.core.records import from_fields
 from kvplan.core.table import Markdown, Table, flattened, markdown_text, percent
+from kvplan.documents import fleet as typed
 from kvplan.report import formats
 from kvplan.report import simulate_text as one_server
 from kvplan.report.lines import Part, line
@@ -14,7 +16,6 @@ from kvplan.report.simulate_text import duration
 from kvplan.simulate.fleet_result import ReplicaResult
 
 if TYPE_CHECKING:
-    from kvplan.documents import fleet as typed
     from kvplan.simulate.outcome import FleetAnswer
 
 MOST_ROWS = 64  # servers on a screen
@@ -153,24 +154,18 @@ def document(answer: FleetAnswer) -> typed.FleetDocument:
 
 def replica_document(replica: ReplicaResult) -> typed.Replica:
     times = replica.times
-    return {
-        "index": replica.index,
-        "gpu": replica.kind,
-        "role": replica.role,
-        "state": replica.state,
-        "seconds": replica.seconds,
-        "failures": replica.failures,
-        "requests": replica.requests,
-        "times": {
+    return from_fields(
+        typed.Replica,
+        replica,
+        gpu=replica.kind,
+        times={
             "ttft_p50": times["ttft"].p50,
             "ttft_p99": times["ttft"].p99,
             "tpot_p50": times["tpot"].p50,
             "tpot_p99": times["tpot"].p99,
         },
-        "busy": replica.busy,
-        "running": {"mean": replica.running_mean, "peak": replica.running_peak},
-        "waiting": {"mean": replica.waiting_mean, "peak": replica.waiting_peak},
-        "kv_usage": {"mean": replica.kv_usage_mean, "peak": replica.kv_usage_peak},
-        "preemptions": replica.preemptions,
-        "prefix_hit_rate": replica.hit_rate,
-    }
+        running={"mean": replica.running_mean, "peak": replica.running_peak},
+        waiting={"mean": replica.waiting_mean, "peak": replica.waiting_peak},
+        kv_usage={"mean": replica.kv_usage_mean, "peak": replica.kv_usage_peak},
+        prefix_hit_rate=replica.hit_rate,
+    )
