@@ -113,7 +113,8 @@ def metadata_of(spec: ModelSpec) -> Values:
     if "attention.sliding_window" in values and architecture in NOT_KEPT:
         del values["attention.sliding_window"]
     values |= _widths(spec, architecture, config) | _rotation(spec, config)
-    values |= WRITERS.get(architecture, lambda *_: {})(spec, config)
+    if architecture in WRITERS:
+        values |= WRITERS[architecture](spec, config)
     return {f"{architecture}.{key}": value for key, value in values.items()} | {"general.architecture": architecture}
 
 
@@ -263,7 +264,8 @@ def config_of(architecture: str, metadata: Mapping[str, object], shapes: Shapes,
     if experts:
         config[EXPERTS.get(architecture, "num_experts")] = experts
     config |= _read_widths(keys, config) | _read_scaling(keys)
-    config |= READERS.get(architecture, lambda *_: {})(keys, config, shapes)
+    if architecture in READERS:
+        config |= READERS[architecture](keys, config, shapes)
     return config
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
@@ -290,30 +290,23 @@ class Server(Reader, Protocol):
     def launch(self) -> Launch: ...
 
 
-def _listed(folder: str) -> Callable[[], Server]:
-    """Return the loader of a server's folder, which imports it on first use; the folder checks that it has every
-    name.
-    """
-
-    def server() -> Server:
-        module: Any = import_module(f"kvplan.servers.{folder}.server")
-        return cast("Server", module)
-
-    return server
+def later(module: str) -> Callable[[], Any]:
+    """Return the loader of a module of `servers`, imported on first use; a server's folder checks that it is whole."""
+    return lambda: import_module(f"kvplan.servers.{module}")
 
 
 SERVERS: dict[str, Callable[[], Server]] = {
-    "vllm": _listed("vllm"),
-    "sglang": _listed("sglang"),
-    "llamacpp": _listed("llamacpp"),
-    "ollama": _listed("ollama"),
+    "vllm": later("vllm.server"),
+    "sglang": later("sglang.server"),
+    "llamacpp": later("llamacpp.server"),
+    "ollama": later("ollama.server"),
 }
 # Other names of a server in --engine.
 ALIASES: Final = {"llama.cpp": "llamacpp", "llama-server": "llamacpp"}
 
 
 # Planned by rules of its own; --engine does not name it.
-OWN: Final[dict[str, Callable[[], Reader]]] = {"kvplan": _listed("bundled")}
+OWN: Final[dict[str, Callable[[], Reader]]] = {"kvplan": later("bundled.server")}
 
 
 def readers() -> dict[str, Callable[[], Reader]]:

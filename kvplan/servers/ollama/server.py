@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.errors import UsageError
-from kvplan.servers.base import Abilities, Terms
+from kvplan.servers.base import Abilities, Terms, later
 from kvplan.servers.llamacpp import server as started_server
 from kvplan.servers.llamacpp.server import (
     as_read,
@@ -24,6 +24,8 @@ from kvplan.servers.releases import Version
 from kvplan.servers.words.arguments import EngineArgs, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvplan.servers.base import Launch, Outputs, Pasted
     from kvplan.servers.plans.plan import Plan, Request, Sized
 
@@ -100,26 +102,15 @@ def remedies(plan: "Plan") -> "Iterable[tuple[str, dict[str, Any]]]":
     return below.remedies(replace(plan, request=rules.started(plan.request)), name)
 
 
-def outputs() -> "Outputs":
-    from kvplan.servers.ollama import outputs
-
-    return outputs
-
-
-def pasted() -> "Pasted":
-    from kvplan.servers.ollama import command
-
-    return command
-
-
-def launch() -> "Launch":
-    from kvplan.servers.ollama import launch
-
-    return launch
-
+outputs: "Callable[[], Outputs]" = later("ollama.outputs")
+pasted: "Callable[[], Pasted]" = later("ollama.command")
+launch: "Callable[[], Launch]" = later("ollama.launch")
 
 if TYPE_CHECKING:
     from kvplan.servers.base import Server
-    from kvplan.servers.ollama import server
+    from kvplan.servers.ollama import command, server
+    from kvplan.servers.ollama import launch as own_launch
+    from kvplan.servers.ollama import outputs as own_outputs
 
-    _whole: Server = server  # type check: the module has every name of the protocol
+    # Type check: each module has every name of its protocol.
+    _whole: tuple[Server, Outputs, Pasted, Launch] = (server, own_outputs, command, own_launch)

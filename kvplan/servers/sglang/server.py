@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import Abilities, Explanation, Sources, Terms
+from kvplan.servers.base import Abilities, Explanation, Sources, Terms, later
 from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts, rules
@@ -17,6 +17,8 @@ from kvplan.servers.sglang.size import layout, size
 from kvplan.servers.words.arguments import EngineArgs, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvplan.servers.base import Launch, Outputs, Pasted
     from kvplan.servers.plans.plan import HostRow
 
@@ -132,26 +134,15 @@ def explain(plan: Plan) -> Explanation:
     return own.explain(plan)
 
 
-def outputs() -> "Outputs":
-    from kvplan.servers.sglang import outputs  # only loaded if a text of the server is read
-
-    return outputs
-
-
-def pasted() -> "Pasted":
-    from kvplan.servers.sglang import command  # only loaded if a command is read
-
-    return command
-
-
-def launch() -> "Launch":
-    from kvplan.servers.sglang import launch
-
-    return launch
-
+outputs: "Callable[[], Outputs]" = later("sglang.outputs")
+pasted: "Callable[[], Pasted]" = later("sglang.command")
+launch: "Callable[[], Launch]" = later("sglang.launch")
 
 if TYPE_CHECKING:
     from kvplan.servers.base import Server
-    from kvplan.servers.sglang import server
+    from kvplan.servers.sglang import command, server
+    from kvplan.servers.sglang import launch as own_launch
+    from kvplan.servers.sglang import outputs as own_outputs
 
-    _whole: Server = server  # type check: the module has every name of the protocol
+    # Type check: each module has every name of its protocol.
+    _whole: tuple[Server, Outputs, Pasted, Launch] = (server, own_outputs, command, own_launch)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import Abilities, Explanation, Sources, Terms
+from kvplan.servers.base import Abilities, Explanation, Sources, Terms, later
 from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version, patch_of
 from kvplan.servers.vllm import features, rules
@@ -13,6 +13,8 @@ from kvplan.servers.vllm.size import gate, layout, size
 from kvplan.servers.words.arguments import EngineArgs, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvplan.servers.base import Launch, Outputs, Pasted
     from kvplan.servers.plans.plan import HostRow
 
@@ -160,26 +162,15 @@ def explain(plan: Plan) -> Explanation:
     return own.explain(plan)
 
 
-def outputs() -> "Outputs":
-    from kvplan.servers.vllm import outputs  # only loaded if a text of the server is read
-
-    return outputs
-
-
-def pasted() -> "Pasted":
-    from kvplan.servers.vllm import command  # only loaded if a command is read
-
-    return command
-
-
-def launch() -> "Launch":
-    from kvplan.servers.vllm import launch
-
-    return launch
-
+outputs: "Callable[[], Outputs]" = later("vllm.outputs")
+pasted: "Callable[[], Pasted]" = later("vllm.command")
+launch: "Callable[[], Launch]" = later("vllm.launch")
 
 if TYPE_CHECKING:
     from kvplan.servers.base import Server
-    from kvplan.servers.vllm import server
+    from kvplan.servers.vllm import command, server
+    from kvplan.servers.vllm import launch as own_launch
+    from kvplan.servers.vllm import outputs as own_outputs
 
-    _whole: Server = server  # type check: the module has every name of the protocol
+    # Type check: each module has every name of its protocol.
+    _whole: tuple[Server, Outputs, Pasted, Launch] = (server, own_outputs, command, own_launch)
