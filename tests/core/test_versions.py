@@ -21,7 +21,7 @@ from kvplan.servers.vllm.changes import CHANGES
 from kvplan.servers.vllm.overheads import (
     SAMPLER_FLASHINFER,
     SAMPLER_TO_011,
-    SAMPLER_TO_016,
+    SAMPLER_SORTS,
     SAMPLER_TO_024,
     SAMPLER_V2,
     SAMPLER_V2_TO_027,
@@ -138,16 +138,16 @@ def test_a_cache_of_the_first_engine_that_is_not_known_is_refused(model: str) ->
 @pytest.mark.parametrize(
     ("device", "engine", "sampler"),
     [
-        ("a100-80g", "vllm@0.7", SAMPLER_TO_016),
+        ("a100-80g", "vllm@0.7", SAMPLER_SORTS),
         # 0.8 to 0.11: FlashInfer is an extra of the wheel, so that pip sorts; container images have it
         ("a100-80g", "vllm@0.10", SAMPLER_TO_011),
         ("a100-80g", "vllm@0.10+flashinfer", SAMPLER_FLASHINFER),
-        ("a100-80g", "vllm@0.10+no-flashinfer", SAMPLER_TO_016),
-        ("a100-80g", "vllm@0.10+v0", SAMPLER_TO_016),
-        ("t4", "vllm@0.10", SAMPLER_TO_016),
+        ("a100-80g", "vllm@0.10+no-flashinfer", SAMPLER_SORTS),
+        ("a100-80g", "vllm@0.10+v0", SAMPLER_SORTS),
+        ("t4", "vllm@0.10", SAMPLER_SORTS),
         ("t4", "vllm@0.10+v1", SAMPLER_TO_011),
         ("h100-80g", "vllm@0.11", SAMPLER_TO_011),
-        ("h100-80g", "vllm@0.12", SAMPLER_TO_016),
+        ("h100-80g", "vllm@0.12", SAMPLER_SORTS),
         ("h100-80g", "vllm@0.11+flashinfer", SAMPLER_FLASHINFER),
         ("h100-80g", "vllm@0.24+runner-v1", SAMPLER_TO_024),
         ("h100-80g", "vllm@0.24", SAMPLER_V2_TO_027),  # Qwen3ForCausalLM is in its list
