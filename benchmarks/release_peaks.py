@@ -1,12 +1,12 @@
 """What a release of vLLM has live at once while its profile run samples and runs a dense layer, by its own functions.
 
-    python -m benchmarks.release_peaks FOLDER RELEASE... [--flashinfer FILE]
+    python -m benchmarks.release_peaks FOLDER RELEASE ENGINE [--flashinfer FILE]
 
-FOLDER/RELEASE is an unpacked wheel; FILE a release's flashinfer/sampling.py. Its files are loaded one by one, with
-stand-ins for what they import, and run on tensors without data: the logits processor, the sampler with its top-k and
-top-p, and `_dummy_sampler_run` and `profile_run` as the runner's file has them; the MLP and the decoder layer of Llama
-and Qwen2. Bytes are those of live storages at the peak, rounded up as torch's allocator does, less what was there
-before; kernels of torch that take scratch from its allocator are counted by their rules (sort). One row of JSON each.
+FOLDER/RELEASE is an unpacked wheel; ENGINE whose sampler, or "eager layers"; FILE FlashInfer's sampling.py. The files
+are loaded one by one, with stand-ins for what they import, and run on tensors without data: the logits processor, the
+sampler with its top-k and top-p, and `_dummy_sampler_run` and `profile_run` as the runner's file has them; the MLP,
+attention and decoder layer of Llama and Qwen2. Bytes are those of live storages at the peak, rounded up as torch's
+allocator does, less what was there before; scratch that torch's sort takes is counted by its rules. A row of JSON each.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -52,7 +52,7 @@ class Live(TorchDispatchMode):
     """Bytes of the storages that operations made under this mode and that something still refers to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
@@ -217,7 +217,8 @@ def names_of(flashinfer: bool) -> dict[str, Any]:
         "CustomOp": CustomOp, "PluggableLayer": CustomOp, "current_platform": Platform(), "envs": env,
         "HAS_TRITON": True, "triton": Triton(), "tl": Anything(), "num_compute_units": lambda *args: MULTIPROCESSORS,
         "next_power_of_2": Triton.next_power_of_2, "TYPE_CHECKING": False, "_custom_ops": Kernels(),
-        "tensor_model_parallel_all_gather": lambda tensor: tensor, "tensor_model_parallel_gather": lambda tensor: tensor,
+        "tensor_model_parallel_all_gather": lambda tensor: tensor,
+        "tensor_model_parallel_gather": lambda tensor: tensor,
         "get_tensor_model_parallel_world_size": lambda: 1, "flashinfer_sampler_supported": lambda: flashinfer,
         "init_logger": lambda name: Kernels(), "VLLM_USE_FLASHINFER_SAMPLER": flashinfer,
         "VLLM_LOGITS_PROCESSOR_THREADS": None, "FlashInferBackend": Supported,
@@ -228,7 +229,7 @@ def names_of(flashinfer: bool) -> dict[str, Any]:
 class Standin(types.ModuleType):
     """A module whose names stand for anything."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -250,7 +251,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         file = self.source / (name.replace(".", "/") + ".py")
         if name == "flashinfer.sampling" and self.flashinfer is not None:
-            return importlib.util.spec_from_file_location(name, self.flashinfer, loader=Sampling(name, str(self.flashinfer)))
+            return importlib.util.spec_from_file_location(
+                name, self.flashinfer, loader=Sampling(name, str(self.flashinfer))
+            )
         if name in REAL and file.exists():
             return importlib.util.spec_from_file_location(name, file)
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -266,6 +269,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None: ...
 
 
+def undecorated(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    return lambda function: function
+
+
 class Sampling(importlib.machinery.SourceFileLoader):
     """FlashInfer's sampling.py, whose kernels are not compiled."""
 
@@ -273,8 +280,7 @@ class Sampling(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
         vars(module).update(
             gen_sampling_module=Compiled, has_prebuilt_ops=False, FLASHINFER_CSRC_DIR=Path(),
-            load_cuda_ops=lambda *args: Compiled(), register_custom_op=lambda *args, **kwargs: lambda function: function,
-            register_fake_op=lambda *args, **kwargs: lambda function: function,
+            load_cuda_ops=lambda *args: Compiled(), register_custom_op=undecorated, register_fake_op=undecorated,
         )  # fmt: skip
 
 
@@ -282,9 +288,9 @@ def functions_of(file: Path, owner: str, *names: str) -> dict[str, Any]:
     """Methods of a class, without the rest of its file: names that they read stand for anything."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner).body
-    chosen = [node for node in body if isinstance(node, ast.FunctionDef) and node.name in names]
+    chosen: list[ast.stmt] = [node for node in body if isinstance(node, ast.FunctionDef) and node.name in names]
     for node in chosen:
-        node.decorator_list = []
+        cast(ast.FunctionDef, node).decorator_list = []
 
     code = compile(ast.Module(body=chosen, type_ignores=[]), str(file), "exec")
     read = {name.id for node in chosen for name in ast.walk(node) if isinstance(name, ast.Name)}
@@ -361,7 +367,7 @@ class FirstEngine:
 
     def __init__(self, source: Path, shape: Shape, flashinfer: bool) -> None:
         self.shape = shape
-        module = importlib.import_module("vllm.model_executor.layers.sampler")
+        module: Any = importlib.import_module("vllm.model_executor.layers.sampler")
         self.processor = processor_of(shape)
         self.kinds = kinds = types.SimpleNamespace(GREEDY=0, RANDOM=1, RANDOM_SEED=2)
         module.SamplingType = type("Kinds", (), {"__iter__": lambda self: iter((0, 1, 2)), **vars(kinds)})()
@@ -371,7 +377,9 @@ class FirstEngine:
         seqs = self.shape.seqs
         per_row = torch.empty(seqs, dtype=torch.float32, device="meta")
         index = torch.empty(seqs, dtype=torch.int64, device="meta")
-        params = types.SimpleNamespace(sampling_type=1, min_tokens=0, all_stop_token_ids=(), n=1, logits_processors=None)
+        params = types.SimpleNamespace(
+            sampling_type=1, min_tokens=0, all_stop_token_ids=(), n=1, logits_processors=None
+        )
         group = types.SimpleNamespace(
             seq_ids=[0], sampling_params=params, sample_indices=[0], prompt_logprob_indices=[], do_sample=True,
             is_prompt=True, generator=None, seq_data={},
@@ -398,7 +406,7 @@ class SecondRunner:
         self.shape = shape
         file = source / "vllm/v1/worker/gpu/model_runner.py"
         self.run_sampler = functions_of(file, "GPUModelRunner", "_dummy_sampler_run")["_dummy_sampler_run"]
-        module = importlib.import_module("vllm.v1.worker.gpu.sample.sampler")
+        module: Any = importlib.import_module("vllm.v1.worker.gpu.sample.sampler")
         sampler = module.Sampler.__new__(module.Sampler)
         sampler.__dict__.update(
             logprobs_mode="raw_logprobs", compute_nans=False, use_fp64_gumbel=False, use_flashinfer=flashinfer,
@@ -440,7 +448,65 @@ class Greedy(Kernels):
         return None, None
 
 
-ENGINES = {"first": FirstEngine, "second": Runner, "second, runner V2": SecondRunner}
+class Dense:
+    """Layers of Llama or Qwen2 in a row, eagerly on one GPU, by the `forward` of the release's own classes.
+
+    Their matrices write new tensors; a norm with a residual, the rotary embedding and the cache work in place.
+    """
+
+    SIZES: ClassVar = {
+        "Llama": (4096, 14_336, 4096, 1024),
+        "Qwen2": (3584, 18_944, 3584, 512),
+    }  # hidden, inner, queries, keys
+
+    def __init__(self, source: Path, family: str, tokens: int) -> None:
+        self.tokens, (self.hidden, inner, queries, keys) = tokens, self.SIZES[family]
+        file = source / f"vllm/model_executor/models/{family.lower()}.py"
+        mlp, attention, layer = (
+            functions_of(file, f"{family}{part}", "forward")["forward"] for part in ("MLP", "Attention", "DecoderLayer")
+        )
+        kind = importlib.import_module("vllm.model_executor.layers.activation").SiluAndMul
+        activation = kind.__new__(kind)
+        activation.__dict__["op"] = Kernels().op  # writes to its output
+        parts = types.SimpleNamespace(
+            gate_up_proj=product(2 * inner), act_fn=activation.forward_cuda, down_proj=product(self.hidden)
+        )
+        heads = types.SimpleNamespace(
+            qkv_proj=product(queries + 2 * keys), o_proj=product(self.hidden), q_size=queries, kv_size=keys,
+            rotary_emb=lambda positions, *rest: rest, attn=lambda q, k, v: torch.empty_like(q), qk_norm=False,
+            do_llama_4_scaling=False,
+        )  # fmt: skip
+        whole = types.SimpleNamespace(
+            input_layernorm=norm, post_attention_layernorm=norm, mlp=lambda states: mlp(parts, states),
+            self_attn=lambda positions, hidden_states: attention(heads, positions, hidden_states),
+        )  # fmt: skip
+        self.layer = lambda positions, states, residual: layer(whole, positions, states, residual)
+
+    def run(self) -> None:
+        states = torch.empty(self.tokens, self.hidden, dtype=torch.bfloat16, device="meta")
+        residual = None
+        for _ in range(3):
+            states, residual = self.layer(None, states, residual)
+
+
+def product(columns: int) -> Callable[[torch.Tensor], tuple[torch.Tensor, None]]:
+    return lambda states: (torch.empty(len(states), columns, dtype=states.dtype, device="meta"), None)
+
+
+def norm(states: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+    """As RMSNorm's kernels: into a new tensor, or with a residual in place."""
+    return torch.empty_like(states) if residual is None else (states, residual)
+
+
+def dense(source: Path) -> Iterator[dict[str, Any]]:
+    for family in Dense.SIZES:
+        runner, live = Dense(source, family, 8192), Live()
+        with torch.inference_mode(), live:
+            runner.run()
+        yield {"engine": "eager layers", "family": family, "tokens": 8192, "peak": live.peak}
+
+
+ENGINES: dict[str, Any] = {"first": FirstEngine, "second": Runner, "second, runner V2": SecondRunner}
 SHAPES = ((2048, 256, 2048, 151_936), (8192, 1024, 4096, 128_256), (4096, 64, 2560, 151_936), (2048, 4, 4096, 32_000))
 
 
@@ -448,27 +514,31 @@ def sampling(source: Path, engine: str, flashinfer: bool) -> Iterator[dict[str, 
     for sizes in SHAPES:
         shape = Shape(**dict(zip(("tokens", "seqs", "hidden", "vocab"), sizes, strict=True)))
         runner, live = ENGINES[engine](source, shape, flashinfer), Live()
+        if kept := sys.modules.get("vllm.v1.sample.ops.topk_topp_triton"):
+            kept._TRITON_BUFFER_CACHE.clear()  # of the case before
         with torch.inference_mode(), torch.device("meta"), live:
             runner.run()
         kept = live.now()
-        yield {"part": "sampling", "engine": engine, "flashinfer": flashinfer, **vars(shape), "peak": live.peak, "kept": kept}
+        yield {"engine": engine, "flashinfer": flashinfer, **vars(shape), "peak": live.peak, "kept": kept}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("release")
-    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("engine", choices=[*ENGINES, "eager layers"])
     parser.add_argument("--flashinfer", type=Path)
     options = parser.parse_args()
     NAMES.update(names_of(options.flashinfer is not None))
     source = options.folder / options.release
     sys.meta_path.insert(0, Finder(source, options.flashinfer))
-    torch.Tensor.exponential_ = lambda self, **kwargs: self  # type: ignore[assignment, method-assign, misc]
-    torch.Tensor.__bool__ = lambda self: True  # type: ignore[assignment, method-assign]
+    torch.Tensor.exponential_ = lambda self, **kwargs: self  # type: ignore[method-assign]
+    torch.Tensor.__bool__ = lambda self: True  # type: ignore[method-assign]
     torch.cuda.synchronize = lambda *args: None
     torch.accelerator.synchronize = lambda *args: None
-    for row in sampling(source, options.engine, options.flashinfer is not None):
+    flashinfer = options.flashinfer is not None
+    rows = dense(source) if options.engine == "eager layers" else sampling(source, options.engine, flashinfer)
+    for row in rows:
         print(json.dumps({"vllm": options.release, **row}))
     return 0
 

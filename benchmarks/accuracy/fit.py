@@ -40,7 +40,9 @@ class Constant:
     threads: int
 
 
-SAMPLERS = {  # that are not derived
+SAMPLERS = {  # that are not derived, or whose installation nobody stated
+    id(overheads.SAMPLER_TO_011): "sampler of 0.8 to 0.10, not told",
+    id(overheads.SAMPLER_TO_011_FEW): "sampler of 0.8 to 0.10, not told",
     id(overheads.SAMPLER_V2_TO_027): "sampler of runner V2, to 0.27",
     id(overheads.SAMPLER_V2_TO_032): "sampler of runner V2, 0.28 to 0.32",
 }
@@ -52,7 +54,9 @@ RANGES = {
 
 
 def sampler_kind(the_plan: Plan) -> str | None:
-    """The class of a plan's sampler, or None if nothing of it is fitted."""
+    """The class of a plan's sampler, or None if nothing of it is fitted. Logs of 0.11 sort (nine of one thread)."""
+    if the_plan.settings.version.has("v1_only") and not the_plan.settings.runner_v2:
+        return None
     return SAMPLERS.get(id(overheads.sampler_of(the_plan.settings, the_plan.request.gpu)))
 
 

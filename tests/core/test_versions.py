@@ -20,8 +20,8 @@ from kvplan.servers.vllm.activations import activations
 from kvplan.servers.vllm.changes import CHANGES
 from kvplan.servers.vllm.overheads import (
     SAMPLER_FLASHINFER,
-    SAMPLER_TO_011,
     SAMPLER_SORTS,
+    SAMPLER_TO_011,
     SAMPLER_TO_024,
     SAMPLER_V2,
     SAMPLER_V2_TO_027,

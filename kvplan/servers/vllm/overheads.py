@@ -378,15 +378,16 @@ class Sampler:
     kind: Kind
 
 
-# Until 0.16 sampling sorts: logits (2), their fp32 copy (4), sorted values (4) and indices (8), and what torch's sort takes
-# meanwhile: indices (8) and CUB's second copies of keys and indices (12), or for 2 to 127 rows, which it sorts as one,
-# two arrays of pairs (16), keys (4) and the second copies (12). Both are what the samplers of 0.7.3, 0.8.5 (V0 and V1),
-# 0.9 to 0.11 and 0.16 have live on tensors without data (benchmarks/release_peaks.py), and 16 logs of 0.6 to 0.11 on H100,
-# A100, L40S and T4 are met within 0.01 GiB, for which 38.4 was fitted before. Mistral-Small-3.2 on 0.11.0 logs 2.12 GiB.
+# Until 0.16 sampling sorts: logits (2), their fp32 copy (4), sorted values (4) and indices (8), and what torch's sort
+# takes meanwhile: indices (8) and CUB's second copies of keys and indices (12), or for 2 to 127 rows, which it sorts as
+# one, two arrays of pairs (16), keys (4) and the second copies (12). The samplers of 0.7.3, 0.8.5 (V0 and V1), 0.9 to
+# 0.11 and 0.16 have this live on tensors without data (benchmarks/release_peaks.py), and logs of 0.6 to 0.11 on H100,
+# A100, L40S and T4 are met within 0.01 GiB; 38.4 had been fitted to them. Mistral-Small-3.2 on 0.11.0 logs 2.12 GiB.
 SORT_SOURCE = f"vLLM 0.7 to 0.16 samplers, torch SortStable.cu; {EVIDENCE}sampler"
 SAMPLER_SORTS = Sampler(38.0, 38.0, 38.0, "4 fp32 copy + 32 sort", SORT_SOURCE, "formula")
 SAMPLER_SORTS_FEW = Sampler(50.0, 50.0, 50.0, "4 fp32 copy + 44 sort", SORT_SOURCE, "formula")
 FEW = range(2, 128)  # rows that torch sorts as one
+LEAST_TRITON_ROWS = 8  # vLLM 0.17 to 0.25 v1/sample/ops/topk_topp_sampler.py (apply_top_k_top_p): fewer are sorted
 # Until 0.11 the second engine samples with FlashInfer, without a sort, if it is installed: its fp32 copy (4), and what
 # top-k leaves (4) with its softmax (4). FlashInfer is an extra of the wheel (vLLM 0.10.2 and 0.11.0 METADATA: `pip
 # install vllm` sorts) included in container images of 0.8 to 0.11. Source: vLLM 0.8.5, 0.9.2, 0.10.2, 0.11.0
@@ -471,9 +472,10 @@ def sampler_of(settings: Settings, gpu: GpuSpec) -> Sampler:
         if release.has("sampler_warm_up"):
             return SAMPLER_V2 if samples_with_flashinfer(release, gpu) else SAMPLER_V2_TRITON
         return SAMPLER_V2_TO_032 if release.has("logits_as_they_are") else SAMPLER_V2_TO_027
-    if release.has("lean_sampler"):
+    rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    if release.has("lean_sampler") and rows >= LEAST_TRITON_ROWS:
         return SAMPLER_TO_024
-    is_few = min(settings.max_num_seqs, settings.max_num_batched_tokens) in FEW
+    is_few = rows in FEW
     sorts = SAMPLER_SORTS_FEW if is_few else SAMPLER_SORTS
     if settings.first_engine or release.has("sampler_on_request"):
         return SAMPLER_FLASHINFER if release.flashinfer and not settings.first_engine else sorts
@@ -506,6 +508,9 @@ def pools(spec: ModelSpec, args: EngineArgs) -> bool:
 
 # --- CUDA graphs --------------------------------------------------------------------------------------------------
 
+# vLLM captures the two largest graphs of a mode and estimates first + (n - 1) x max(second, 1 MiB); runner V1 takes the
+# larger first of both modes, V2 measures all piecewise graphs (0.19, 0.25, 0.33 profile_cudagraph_memory). What a
+# graph takes is not derivable (the tensors of the pool are 0 to 0.1 GiB of it), so both samples are fitted.
 # vLLM's own estimate, which it subtracts: 0.25 GiB + 6 MiB per captured graph, through 0.84 GiB at 102 graphs
 # (Llama-3.1-8B, accuracy report), 0.79, 0.78 and 0.64 at 86, 0.37 at 54 (vLLM issues and recipes of 2026). Fewer graphs
 # scatter: 0.14 at 30, 0.22 at 15, 0.09-0.61 below ten; so did larger ones (1.6 at 86). n = 14 logs, half of them
