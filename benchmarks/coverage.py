@@ -1,4 +1,5 @@
-"""Models of public logs that the catalog lacks, and the share it has: `python benchmarks/coverage.py LOGS.jsonl...`.
+"""Models of public logs that the catalog lacks, and the share it has: `python benchmarks/coverage.py LOGS.jsonl...`;
+and what is sized of the servers' registries: `python benchmarks/coverage.py --registry`.
 
 A row's `model` counts once, however often it occurs and however it is spelled. A name is public where it is a Hub id or
 the bare name of a model; descriptions ("(32B bf16: not named)", "Qwen2.5-7B class") and names of a family or a folder
@@ -6,14 +7,20 @@ name no checkpoint: those are listed with why and count for nothing. What stands
 and what stands after `@` a revision. A model is covered where the catalog has it by name, id or alias; a bare name may
 be any publisher's, a Hub id is its own publisher's. Where the catalog has another checkpoint of the same model (another
 precision, base or instruct), that one is named, and the model counts as not covered.
+
+--registry prints a line for every architecture of vLLM 0.33's and SGLang 0.5.23's registries: `compared` (kvplan gives
+what vLLM's own code gives for a config, on one GPU and on two: weights per rank, blocks, tokens, concurrency) with whose
+config it was, `refused` and why, or `not compared` and why. The rows are tests/facts/architectures.jsonl.
 """
 
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -107,6 +114,52 @@ def siblings(name: str) -> Iterator[str]:
             yield known
 
 
+# What a draft's classes were compared by: its target's rows, not configs of their own.
+DRAFTS = "a draft: sized with its target (tests/facts/draft_architectures.jsonl, speculation.jsonl)"
+
+
+def verdict(row: dict[str, Any]) -> tuple[str, str, str]:
+    """(state, whose config, why) of a class."""
+    from tests.support.architectures import outcome
+
+    if "results" not in row:
+        return "not compared", "-", DRAFTS if row["section"] == "draft" else row["why"]
+    state, why = outcome(row)
+    name = {"equal": "compared", "refused by name": "refused", "different": "different"}[state]
+    return name, row["config_kind"], why.replace("config.json: ", "")
+
+
+def registry() -> int:
+    """Print the state of every class of both registries, and count them by section and by whose config it was."""
+    from tests.support.architectures import rows
+
+    counts: Counter[tuple[str, str, str]] = Counter()
+    states: dict[str, str] = {}
+    for row in rows():
+        state, kind, why = verdict(row)
+        counts[row["section"], state, kind] += 1
+        states[row["architecture"]] = state
+        print(f"vllm    {row['section']:12s} {row['architecture']:50s} {state:12s} {kind:10s} {why[:150]}".rstrip())
+    names = SGLANG.read_text(encoding="utf-8").splitlines()
+    for name, _, words in (line.partition(" ") for line in names):
+        own = "compared" if words.startswith("compared") else ""
+        print(f"sglang  {'-':12s} {name:50s} {own or states.get(name, 'not compared'):12s}".rstrip())
+    for section in dict.fromkeys(section for section, _, _ in counts):
+        parts = {(state, kind): n for (one, state, kind), n in counts.items() if one == section}
+        kinds = ", ".join(f"{n} {state}" + (f" ({kind})" if kind != "-" else "") for (state, kind), n in parts.items())
+        print(f"vllm {section}: {sum(parts.values())}: {kinds}")
+    both = [key for key in counts if key[0] in ("text", "multimodal")]
+    equal = {kind: sum(counts[key] for key in both if key[1:] == ("compared", kind)) for kind in KINDS}
+    total = sum(counts[key] for key in both)
+    print(f"vllm text and multimodal: {sum(equal.values())} of {total} sized and compared: {equal}")
+    print(f"sglang: {sum(1 for line in names if ' compared' in line)} of {len(names)} compared with SGLang's own code")
+    return int(any(state == "different" for _, state, _ in counts))
+
+
+KINDS = ("published", "defaults", "pieces")
+SGLANG = Path(__file__).parents[1] / "kvplan" / "servers" / "sglang" / "registry.txt"
+
+
 def main(paths: list[Path]) -> int:
     every = names(paths)
     missing = [name for name in every if entry(name) is None]
@@ -127,4 +180,4 @@ def main(paths: list[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(name) for name in sys.argv[1:]]))
+    sys.exit(registry() if sys.argv[1:] == ["--registry"] else main([Path(name) for name in sys.argv[1:]]))

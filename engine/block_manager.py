@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.sequence import Sequence
 
@@ -101,6 +102,17 @@ def block_hashes(seq: Sequence, block_size: int, lookahead: int = 0) -> list[byt
     return hashes
 
 
+class Watcher(Protocol):
+    """Who is told what the prefix cache holds; a hash is chained, a group's number is its place."""
+
+    def stored(self, seq: Sequence, group: int, numbers: range, kept: list[int], hashes: list[bytes]) -> None:
+        """A sequence's full blocks of these numbers were taken in; `kept`: those that can be found, at `hashes`."""
+
+    def removed(self, key: BlockKey) -> None: ...
+
+    def cleared(self) -> None: ...
+
+
 class BlockPool:
     """Blocks 1..num_blocks-1: a free list in eviction order, reference counts, and content key -> blocks."""
 
@@ -111,6 +123,7 @@ class BlockPool:
         self.key_of: dict[int, BlockKey] = {}
         self.cached: dict[BlockKey, dict[int, None]] = {}  # equal blocks, in the order they came
         self.num_evictions = 0
+        self.watcher: Watcher | None = None
 
     def take(self, n: int) -> list[int]:
         """The n least recently used free blocks, their old contents forgotten."""
@@ -154,6 +167,8 @@ class BlockPool:
             del self.cached[key][block]
             if not self.cached[key]:
                 del self.cached[key]
+            if self.watcher is not None:
+                self.watcher.removed(key)
 
     @property
     def is_consistent(self) -> bool:
@@ -252,11 +267,12 @@ class BlockManager:
             seq.num_cached_blocks[g] = end
 
     def _cache_blocks(self, seq: Sequence, g: int, numbers: range) -> None:
-        hashes = self._hashes(seq, self.groups[g])
-        for i in numbers:
-            block = seq.block_table[g][i]
-            if block != NULL_BLOCK and self._is_kept(seq, self.groups[g], i):
-                self.pool.remember(block, (hashes[i], g))
+        hashes, table = self._hashes(seq, self.groups[g]), seq.block_table[g]
+        kept = [i for i in numbers if table[i] != NULL_BLOCK and self._is_kept(seq, self.groups[g], i)]
+        for i in kept:
+            self.pool.remember(table[i], (hashes[i], g))
+        if self.pool.watcher is not None:
+            self.pool.watcher.stored(seq, g, numbers, kept, hashes)
 
     def forget(self, seq: Sequence, num_computed_tokens: int) -> None:
         """Withdraw the blocks past num_computed_tokens: they were promised, and are not computed after all."""
@@ -268,6 +284,18 @@ class BlockManager:
         """Withdraw blocks, none of them shared, whose contents turned out wrong."""
         for block in blocks:
             self.pool.forget(block)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the contents of every block; False, and none forgotten, while a sequence holds one."""
+        if self.num_free_blocks < self.num_usable_blocks:
+            return False
+        watcher, self.pool.watcher = self.pool.watcher, None
+        for block in list(self.pool.key_of):
+            self.pool.forget(block)
+        self.pool.watcher = watcher
+        if watcher is not None:
+            watcher.cleared()
+        return True
 
     def _aligned(self, num_tokens: int) -> int:
         return num_tokens // self.hit_alignment * self.hit_alignment

@@ -220,6 +220,7 @@ class SamplingParams:
     seed                makes this request's draws its own, whatever runs beside it; None: the engine's
     stop, stop_token_ids  the text that ends it is cut off; the token that ends it, also a special one that `stop`
                         names, is kept
+    include_stop_str_in_output  the text of `stop` that ends it is kept
     ignore_eos          the model's own end token does not end it
     logprobs            log-probabilities of this many most likely tokens (and of the chosen one) at every step
     prompt_logprobs     the same of each prompt token after the first; the prefix cache is not read for them
@@ -236,6 +237,7 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     repetition_penalty: float = 1.0

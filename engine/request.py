@@ -68,6 +68,7 @@ class Request:
     text: str = ""
     stop_string: str | None = None  # the one that ended it
     num_received: int = 0  # of the sequence's output tokens
+    min_tokens: int = 0  # of the output, in which no stop string ends it
     _num_shown: int = 0
     _detokenizer: Detokenizer | None = None
 
@@ -82,12 +83,12 @@ class Request:
         self.text += self._decode(token_id)
         if self.has_ended:
             self._flush()
-        if not self.params.stop:
+        if not self.params.stop or self.num_received <= self.min_tokens:
             return False
         match = first_stop(self.text, before, self.params.stop)
         if match is not None:
             self.stop_string, start = match
-            self.text = self.text[:start]
+            self.text = self.text[: start + len(self.stop_string) * self.params.include_stop_str_in_output]
         return match is not None
 
     def receive_prompt(self, place: int, logprobs: "TokenLogprobs") -> None:
@@ -111,7 +112,8 @@ class Request:
 
     def update(self, token_id: int) -> TokenUpdate:
         """The token just received with the new text, except for a possible beginning of a stop string."""
-        num_hidden = 0 if self.has_ended else self._num_possible_stop_chars()
+        keeps_stop = self.has_ended or self.params.include_stop_str_in_output
+        num_hidden = 0 if keeps_stop else self._num_possible_stop_chars()
         start, self._num_shown = self._num_shown, max(self._num_shown, len(self.text) - num_hidden)
         return TokenUpdate(self.seq.request_id, token_id, self.text[start : self._num_shown])
 

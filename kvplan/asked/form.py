@@ -24,8 +24,8 @@ from kvplan.core.units import (
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import SERVERS, abilities_of, parse_engine, server_of
-from kvplan.servers.plans.plan import Load
+from kvplan.servers.base import SERVERS, Abilities, abilities_of, name_of, parse_engine, server_of
+from kvplan.servers.plans.plan import Colocated, Load
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, left_out
 from kvplan.sizing.layout import check_dtype, check_kv_dtype
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # The keys of a form: of a plan, and of its request lengths.
 PLAN_KEYS: Final = (
-    "model", "gpu", "gpu_memory", "memory_in_use", *ARGUMENTS, "weights_bytes", "calibration", "enable_lora",
-    "draft_model", "speculative_config", "engine", "engine_arg", "from_command", "assume_dense", "text_only",
-    "revision", "offline",
+    "model", "gpu", "gpu_memory", "host_bandwidth", "memory_in_use", *ARGUMENTS, "weights_bytes", "calibration",
+    "enable_lora", "draft_model", "speculative_config", "engine", "engine_arg", "from_command", "assume_dense",
+    "text_only", "revision", "offline",
 )  # fmt: skip
 READING: Final = ("assume_dense", "text_only", "offline")  # switches of how the model's config is read
 LISTS: Final = ("gpu", "engine_arg", *(name for name, row in ARGUMENTS.items() if row.many))
@@ -49,6 +49,7 @@ FLAGS: Final = {"max_model_len": "--ctx"}
 # One of each common size, smallest first: the table if no GPU is named.
 COMMON_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 SMALLEST_GPU: Final = 256 * MIB
+PHASES: Final = ("awake", "asleep", "waking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +151,13 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
     with faults.part():
         weights = form.parsed("weights_bytes", weights_of)
     with faults.part():
-        in_use = form.parsed("memory_in_use", lambda text: parse_size(text, "--memory-in-use", least=0))
+        in_use = form.parsed("memory_in_use", in_use_of) or {}
+    with faults.part():
+        host_bandwidth = form.parsed("host_bandwidth", bandwidth_of)
     faults.refuse()
     stated, rented = stated_arguments(form, command), instances_of(form)
+    origin = form.origins.get("from_command")
+    pasted = pasted if origin is None else origin.name
     gpus = within_instances(gpus, rented, args, stated)
     is_pasted = "model" not in form.values
     revision = form.text("revision") or (command.revision if command and is_pasted else None)
@@ -162,8 +167,9 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
         contexts=contexts if "max_model_len" in form.values else (args.max_model_len,),
         args=args, release=release, stated=stated,
         load=lambda context, spec: load_of(form, context, spec), weights_bytes=weights,
-        draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use,
-        calibration=form.text("calibration"), command=command, pasted=pasted,
+        draft=form.text("draft_model") or (command.draft_model if command else None), memory_in_use=in_use.get("awake"),
+        colocated=colocated_of(in_use, args, command), calibration=form.text("calibration"), command=command,
+        pasted=pasted, host_bandwidth=host_bandwidth,
         environment=command.environment if command else {}, drafts=drafts,
         options=frozenset(form.values),
         notes=(*pool_notes(form, args), *(machine.text for machine in rented)),
@@ -172,13 +178,16 @@ def read_form(form: Form, command: "ServeCommand | None" = None, pasted: str = P
 
 
 MOST_PASTED: Final = 2**20  # characters of a file
-PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", ".service", ".txt")
+PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", ".service", ".txt", "modelfile")
 
 
 def with_file(form: Form) -> Form:
     """The form, in which a file that stands for a model has a server's command, as if pasted."""
     name = form.text("model") or ""
-    may_be_file = "." in name and "from_command" not in form.values
+    if name and "from_command" not in form.values and abilities_asked(form).file_types:
+        form = with_named_file(form, name)
+    looks_so = "." in name or name.lower().endswith(PASTED_FILES)
+    may_be_file = looks_so and "from_command" not in form.values
     if not may_be_file or not exists(name) or not Path(name).is_file():
         return form
     path = printable(name, 200)
@@ -190,6 +199,16 @@ def with_file(form: Form) -> Form:
     return replace(
         form.changed(model=None, from_command=text), origins={**form.origins, "from_command": Origin(path, "")}
     )
+
+
+def with_named_file(form: Form, name: str) -> Form:
+    """The form in which the server reads the name of a file that is not here, or of its own library."""
+    if exists(name) or catalog.find(name) is not None:
+        return form
+    starts = server_of(form.text("engine") or DEFAULT).pasted().starts
+    text = shlex.join([*starts.launcher, f"--{starts.model_flag}", name])
+    origins = {**form.origins, "from_command": Origin("MODEL", "")}
+    return replace(form.changed(model=None, from_command=text), origins=origins)
 
 
 def with_gpu_of(command: "ServeCommand | None", form: Form) -> Form:
@@ -209,9 +228,8 @@ def check_names(form: Form) -> None:
     with faults.part():
         if dtype is not None and dtype.isprintable():  # others are no text
             check_dtype(dtype)
-    name = re.split("[@+]", form.text("engine") or DEFAULT)[0]
     with faults.part():
-        if kv_dtype is not None and not (name in SERVERS and abilities_of(name).own_kv_dtypes):
+        if kv_dtype is not None and not abilities_asked(form).own_kv_dtypes:
             check_kv_dtype(kv_dtype)
     faults.refuse()
 
@@ -244,10 +262,40 @@ def pool_notes(form: Form, args: EngineArgs) -> tuple[str, ...]:
     return (vllm_size_note("--kv-cache-memory-bytes", text, size),) if is_vllm_size(text) else ()
 
 
+def in_use_of(text: str) -> dict[str, int]:
+    """Bytes that others hold on each GPU: a size at all times, or one for each phase that is stated."""
+    sizes: dict[str, int] = {}
+    for part in text.split(",") if "=" in text else [f"awake={text}"]:
+        phase, _, size = part.strip().partition("=")
+        if phase not in PHASES or phase in sizes:
+            problem = f"names no phase, or one twice ({printable(part, 60)!r})"
+            raise UsageError("--memory-in-use", problem, "write 10GiB, or awake=10GiB,asleep=60GiB,waking=30GiB")
+        sizes[phase] = parse_size(size, "--memory-in-use", least=0)
+    return sizes if "=" in text else dict.fromkeys(("awake", "asleep"), sizes["awake"])
+
+
+def colocated_of(in_use: Mapping[str, int], args: EngineArgs, command: "ServeCommand | None") -> Colocated | None:
+    """How others share the GPUs in turn: as a framework does, else a client that puts the server to sleep."""
+    stated = command.colocated if command else None
+    if stated is not None:
+        return replace(stated, in_use=in_use)
+    if args.enable_sleep_mode:
+        return Colocated(in_use=in_use)
+    if in_use.keys() - {"awake"} and in_use.get("awake") != in_use.get("asleep"):
+        remedy = "add --enable-sleep-mode, or state one size"
+        raise UsageError("--memory-in-use", "names phases of a server that does not sleep", remedy)
+    return None
+
+
 def weights_of(text: str) -> int:
     from kvplan.servers.words.argument_values import stated_bytes  # only with the flag
 
     return stated_bytes(parse_size(text, "--weights-bytes"), "--weights-bytes")
+
+
+def bandwidth_of(text: str) -> int:
+    """Bytes per second of "90GB/s" or "90GB"."""
+    return parse_size(text.removesuffix("/s"), "--host-bandwidth")
 
 
 # --- contexts and GPUs ------------------------------------------------------------------------------------------------
@@ -260,6 +308,8 @@ def contexts_of(form: Form) -> tuple[Context, ...]:
     if stated is None:
         return (None,)
     text = ", ".join(stated)
+    if text == "0" and abilities_asked(form).fits_context:  # such a server's word for the model's own
+        return (None,)
     for part in split_list(text, "--ctx", several=form.several):
         if re.fullmatch(r"[0-9]{21,}[kKmM]?i?", part):
             raise UsageError(
@@ -420,10 +470,10 @@ def typed_value(name: str, value: Any) -> Any:
     return read_argument(name, value, flag_of(name))
 
 
-def usual_slots(form: Form) -> int:
-    """The server's default number of adapter slots; an unknown server is rejected elsewhere."""
-    name = re.split("[@+]", form.text("engine") or DEFAULT)[0]
-    return server_of(name).abilities.adapter_slots if name in SERVERS else 1
+def abilities_asked(form: Form) -> Abilities:
+    """What the server of --engine does; an unknown server is rejected elsewhere."""
+    name = name_of(form.text("engine") or DEFAULT)
+    return abilities_of(name) if name in SERVERS else Abilities()
 
 
 def with_lora_slots(args: EngineArgs, form: Form) -> EngineArgs:
@@ -433,7 +483,7 @@ def with_lora_slots(args: EngineArgs, form: Form) -> EngineArgs:
     is_on = form.is_on("enable_lora")
     if not is_on and "max_loras" in form.values:
         raise UsageError("--no-enable-lora", "contradicts --max-loras", "use only one")
-    return replace(args, max_loras=(args.max_loras or usual_slots(form)) if is_on else 0)
+    return replace(args, max_loras=(args.max_loras or abilities_asked(form).adapter_slots) if is_on else 0)
 
 
 def engine_pair(text: str) -> tuple[str, Any]:
@@ -464,7 +514,7 @@ def add_pair(pairs: dict[str, Any], text: str, form: Form) -> None:
 
         on = switch(value_text, "--engine-arg enable_lora")
         name = "max_loras"
-        value = (pairs.get(name) or usual_slots(form)) if on else 0
+        value = (pairs.get(name) or abilities_asked(form).adapter_slots) if on else 0
     else:
         name, value = engine_pair(text)
         if pairs.get(name, value) != value:

@@ -13,6 +13,7 @@ Value = str | int | float | bool | dict[str, Any] | None
 class PlanKeywords(TypedDict, total=False):
     """Of the server, in every call."""
 
+    host_bandwidth: str | int | None
     memory_in_use: str | int | None
     max_model_len: str | int | Iterable[str | int] | None
     tensor_parallel_size: str | int | None
@@ -175,6 +176,7 @@ class SweepKeywords(TypedDict, total=False):
     prices: str | PathLike[str] | None
     gpu: Value | Iterable[Value]
     gpu_memory: Value | Iterable[Value]
+    host_bandwidth: Value | Iterable[Value]
     memory_in_use: Value | Iterable[Value]
     max_model_len: Value | Iterable[Value]
     tensor_parallel_size: Value | Iterable[Value]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvplan.asked.manifest import ServedContainer
     from kvplan.servers.base import Pasted
 
+_ROLLOUT = r"actor_rollout_ref|openrlhf|--vllm[._]|skyrl|generator[.:]|vllm[-_]serve|\w\wConfig\s*\(|use_vllm"
 _UNIT = r"(?m)^[ \t]*(?:ExecStart=|(?:CMD|ENTRYPOINT)[ \t])"  # a Dockerfile, a unit of systemd
 MAX_COMMAND_CHARS = 64 * 1024  # room for a script or a manifest
 
@@ -43,9 +44,18 @@ def read_command(text: str, options: Collection[str] = ()) -> ServeCommand:
 
 
 def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
-    """Parse a pasted server command, listing rejected flags in the result instead of raising."""
+    """Parse a pasted command, or a framework's rollout engine, listing rejected flags in the result, not raising."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
+    if re.search(_ROLLOUT, text):
+        from kvplan.asked import rollout
+
+        if (framework := rollout.framework_of(text)) is not None:
+            return rollout.read_rollout(text, framework, options)
+    for name in SERVERS:
+        server = server_of(name).pasted()
+        if (reading := server.starts.reading) is not None and (words := reading(text)) is not None:
+            return server.parse(words)
     if re.search(_UNIT, text):
         from kvplan.asked.units import line_of
 
@@ -161,7 +171,7 @@ def _parse_line(text: str, options: Collection[str] = ()) -> ServeCommand:
         command.args = {**started.args, **command.args}
         command.notes += map(Note, started.notes)
         command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
-        refuse_second(command, commands[number + 1 :])
+        refuse_second(command, commands[number + 1 :], name)
         return command
     if len(commands) == 1 and len(commands[0]) == 1 and exists(commands[0][0]) and Path(commands[0][0]).is_file():
         name = shlex.quote(commands[0][0])
@@ -192,14 +202,24 @@ def first_start(commands: list[list[str]]) -> tuple[int, str, "Started | None"]:
     return 0, "", None
 
 
-def refuse_second(command: ServeCommand, later: list[list[str]]) -> None:
-    """Refuse a script that starts another model's server, too: which is meant is not known."""
+def refuse_second(command: ServeCommand, later: list[list[str]], server: str) -> None:
+    """Refuse a script that starts another model's server, too: which is meant is not known.
+
+    A server that was started without a model loads that of its next command.
+    """
     _, name, started = first_start(later)
     if started is None:
         return
     try:
-        other = server_of(name).pasted().parse(started.words).model
+        second = server_of(name).pasted().parse(started.words)
     except KvplanError:
+        if command.model is None and name == server:
+            raise
+        return
+    other = second.model
+    if command.model is None and name == server:
+        command.model, command.args = other, {**second.args, **command.args}
+        command.notes += second.notes
         return
     if command.model != other and None not in (command.model, other):
         names = f"{printable(str(command.model), 60)} and {printable(str(other), 60)}"

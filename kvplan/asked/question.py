@@ -17,7 +17,7 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import parse_engine, server_of
-from kvplan.servers.plans.plan import GpuCount, Load, Request
+from kvplan.servers.plans.plan import Colocated, GpuCount, Load, Request
 from kvplan.servers.releases import DEFAULT, Version
 from kvplan.servers.words.arguments import EngineArgs
 
@@ -84,6 +84,8 @@ class Asked:
     weights_bytes: int | None = None
     draft: str | None = None
     memory_in_use: int | None = None
+    colocated: Colocated | None = None
+    host_bandwidth: int | None = None
     calibration: str | None = None
     command: "ServeCommand | None" = None
     pasted: str = PASTED
@@ -154,6 +156,7 @@ def requests(query: Asked) -> Inputs:
             spec=model.spec, gpu=machine, args=replace(splits[machine], max_model_len=context), release=release,
             load=loads[context], weights_bytes=model.weights_bytes, checkpoint=model.checkpoint,
             draft=draft.spec if draft else None, memory_in_use=query.memory_in_use,
+            colocated=query.colocated, host_bandwidth=query.host_bandwidth,
             measured=measured_on(query.calibration, machine), repeated=repeated_by(query),
             gpu_count=gpu_count_of(query),
         )  # fmt: skip

@@ -241,6 +241,8 @@ def _evaluated(node: ast.expr, names: Names, depth: int = 0) -> Any:
             if isinstance(operation, ast.Pow) and abs(second) > 64:
                 raise _NotLiteral
             return _OPERATORS[type(operation)](first, second)
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return next(filter(None, (_evaluated(value, names, depth + 1) for value in values)), None)
         case ast.Constant(value=value) if isinstance(value, str | int | float | None):
             return value
         case ast.Call(

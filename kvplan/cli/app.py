@@ -66,6 +66,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "explore_options.ExploreOptions",
         "explore.explore",
     ),
+    "atlas": Entry(
+        "Write a static site: a page for every model on every GPU, with proof.",
+        "atlas_options.AtlasOptions",
+        "atlas.atlas",
+    ),
     "recommend": Entry(
         "Find the cheapest GPUs and flags for a number of users.",
         "sweep_options.RecommendOptions",

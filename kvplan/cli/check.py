@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.cli import output
-from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
+from kvplan.cli.check_options import DEFAULT_NAME, OPERATIONS, SUFFIXES, CheckOptions
 from kvplan.cli.options import form_of, refuse_given
 from kvplan.cli.typed import in_typed_words
 from kvplan.core.errors import (
@@ -61,6 +61,7 @@ def check(options: CheckOptions) -> int:
                 tell=None if options.quiet else output.tell,
                 update=options.update_baseline,
                 base=options.base,
+                limits=options.format in OPERATIONS,
             )
             if options.update_baseline:
                 write_baseline(policy, result, quiet=options.quiet)
@@ -73,7 +74,7 @@ def check(options: CheckOptions) -> int:
     return result.exit_code(options.strict)
 
 
-WHOLE: Final = ("json", "junit", "sarif")  # formats that consist of one document
+WHOLE: Final = ("json", "junit", "sarif", *OPERATIONS)  # formats that consist of one document
 
 
 def several(options: CheckOptions, more: Sequence[str]) -> int:
@@ -173,6 +174,10 @@ def rendered(format: str, result: CheckResult) -> str:
             from kvplan.report.github import github_lines
 
             return "".join(f"{text}\n" for text in github_lines(result))
+        case _ if format in OPERATIONS:
+            from kvplan.report.operations import WRITERS
+
+            return WRITERS[format](result)
     raise AssertionError(format)
 
 
@@ -196,7 +201,7 @@ def failure_told(path: Path, tell: Callable[[CheckFailure], None]) -> Iterator[N
 
 def show_failure(failure: CheckFailure, format: str) -> None:
     """Write the failure to standard output in a machine format; for people, standard error is enough."""
-    if format == "table":
+    if format == "table" or format in OPERATIONS:
         return
     output.write(rendered_failure(format, failure))
     if format == "github":

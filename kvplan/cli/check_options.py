@@ -1,12 +1,16 @@
 """The options of `kvplan check`."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from kvplan.cli.fields import COLOR, Color, Text, Texts, argument, complete, option
 from kvplan.cli.options import WorkloadOptions
 from kvplan.core.records import dataclass
 
-CheckFormat = Literal["table", "json", "markdown", "github", "junit", "sarif"]
+CheckFormat = Literal[
+    "table", "json", "markdown", "github", "junit", "sarif",
+    "prometheus-rule", "prometheus-operator", "prometheus-test", "grafana", "keda",
+]  # fmt: skip
+OPERATIONS: Final = CheckFormat.__args__[6:]  # what runs a server: made of its operating limits
 DEFAULT_NAME = "kvplan.policy.yaml"
 # File name suffixes of --report, and the format of each.
 SUFFIXES = {".json": "json", ".md": "markdown", ".html": "html", ".xml": "junit", ".sarif": "sarif"}

@@ -15,6 +15,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "recommend": "kvplan recommend qwen3-8b --users 100 --ctx 8k",
         "sweep": "kvplan sweep qwen3-8b --gpu l40s,h100-80g --ctx 8k,32k",
         "explore": "kvplan explore qwen3-8b --gpu l40s --ctx 8k,32k",
+        "atlas": "kvplan atlas --models qwen3-8b,llama-3.1-8b --gpus l40s,h100-80g -o site",
         "simulate": "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --rate 2",
         "tune": "kvplan tune qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --slo ttft.p90=2s,tpot=80ms",
         "diff": "kvplan diff qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k",
@@ -53,6 +54,10 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "recommend": (
         "kvplan recommend qwen3-8b --users 100 --ctx 8k --gpus l40s,h100-80g",
         "kvplan recommend qwen3-8b --users 100 --ctx 8k --gpu 2xl40s",
+    ),
+    "atlas": (
+        "kvplan atlas --models qwen3-8b --gpus l40s -o site --prices examples/prices.yaml",
+        "kvplan atlas --models qwen3-0.6b --gpus rtx-4090 -o site --url https://example.org/atlas",
     ),
     "tune": (
         "kvplan tune qwen3-8b --gpu 2xl40s --ctx 8k --prompt-tokens 1k --output-tokens 200 --rate 4 --slo tpot=80ms",

@@ -43,6 +43,15 @@ OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "--pipeline-parallel": ("--pp",),
     "--slos": ("--slo",),
 }
+# Of a server, and without effect on what a client of `kvplan serve` sees; ! takes no value.
+IDLE_FLAGS: Final = (
+    "trust_remote_code!", "disable_log_requests!", "enable_log_requests!", "disable_log_stats!", "max_log_len",
+    "disable_uvicorn_access_log!", "uvicorn_log_level", "enable_server_load_tracking!", "enable_auto_tool_choice!",
+    "tool_call_parser", "reasoning_parser", "enable_prompt_tokens_details!", "download_dir", "tokenizer_mode",
+    "tokenizer_revision", "hf_token", "generation_config", "disable_frontend_multiprocessing!", "api_server_count",
+    "distributed_executor_backend", "disable_custom_all_reduce!", "otlp_traces_endpoint", "collect_detailed_traces",
+    "show_hidden_metrics_for_version", "swap_space", "data_parallel_external_lb!", "structured_outputs_config",
+)  # fmt: skip
 ASKS_USERS: Final = "recommend"  # answers --users, of a GPU that is named as well
 MANIFESTS: Final = (".yaml", ".yml")
 LOGS: Final = (".log", ".out", ".err")
@@ -149,6 +158,8 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
     """A line whose command does not know an option or takes fewer words."""
     options = {option for param in context.command.params for option in (*param.opts, *param.secondary_opts)}
     line = list(renamed(line, options))
+    if name == "serve":
+        line = list(without_idle(line, options))
     if "--users" not in options and any(word.partition("=")[0] == "--users" for word in line):
         return [ASKS_USERS if word == name else word for word in line] if name == "estimate" else None
     try:
@@ -162,6 +173,18 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
         position = len(line) - 1 - line[::-1].index(word)
         line[position : position + 1] = [flag, word]
     return line
+
+
+def without_idle(line: Sequence[str], options: Collection[str]) -> Iterator[str]:
+    """The line without a server's flags that change nothing for clients of `kvplan serve`."""
+    idle = {f"--{name.rstrip('!').replace('_', '-')}": not name.endswith("!") for name in IDLE_FLAGS}
+    words = iter(line)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name not in idle or name in options:
+            yield word
+        elif idle[name] and not equals:
+            next(words, None)  # its value
 
 
 def renamed(line: Sequence[str], options: Collection[str]) -> Iterator[str]:

@@ -91,6 +91,9 @@ class PlanOptions:
         complete=complete_gpu,
     )
     gpu_memory: Text = option("--gpu-memory SIZE", "Total memory of one GPU, as CUDA reports it.")
+    host_bandwidth: Text = option(
+        "--host-bandwidth SIZE", "Bytes per second of the host's memory, for the speed of layers on it, e.g. 90GB/s."
+    )
     memory_in_use: Text = option(
         "--memory-in-use SIZE", "Memory already used on each GPU by other processes (or by the host, if shared)."
     )

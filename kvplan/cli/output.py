@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from kvplan.core import files
-from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, KvplanWarning, UsageError
+from kvplan.core.errors import EnvironmentProblem, KvplanError, KvplanWarning, UsageError
 from kvplan.core.files import printable
 from kvplan.report.formats import FORMS, SUFFIXES, CommandAnswer, Format, rendered
 
@@ -174,17 +174,10 @@ def answer_error(error: KvplanError, code: int) -> None:
 
     if _answered:
         return
-    mark = None
-    if error.mark is not None:
-        mark = {"file": printable(error.mark.where, 400), "line": error.mark.line, "column": error.mark.column}
-    others = [error_fields(other) for other in error.others]
-    document = {"schema": ERROR, **error_fields(error), "mark": mark, "others": others, "exit_code": code}
+    from kvplan.documents.error import error_document
+
     with suppress(KvplanError):  # standard output may be the cause
-        write(json.dumps(document, indent=2))
-
-
-def error_fields(error: KvplanError) -> dict[str, str]:
-    return {name: printable(getattr(error, name), 4000) for name in ("subject", "problem", "remedy")}
+        write(json.dumps(error_document(error, code), indent=2))
 
 
 def put(text: str) -> None:

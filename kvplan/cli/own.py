@@ -21,6 +21,7 @@ _HEADINGS = (
     ("model", "gpu", "engine", "num_gpus"),
     ("gpu", "num_gpus", "tensor_parallel_size"),
     ("setting", "value"),
+    ("server", "engine", "gpu"),
     ("servers", "tensor_parallel_size", "requests_per_s"),
     ("server", "from", "to", "outcome"),
     ("name", "model", "engine", "argument"),

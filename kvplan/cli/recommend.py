@@ -13,6 +13,7 @@ from kvplan.cli.recommend_timed import check_alone
 from kvplan.cli.sweep_options import RecommendOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
+from kvplan.planning import offers
 from kvplan.planning.choice import SOUGHT, Goal, choice_of, requests_of
 from kvplan.planning.recommend import Placement
 from kvplan.report import recommend_text as text
@@ -29,7 +30,10 @@ def recommend_command(options: RecommendOptions) -> int:
     with report_files(options.report or [], force=options.force) as reports:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else PLACEMENTS
         check_alone(options)
-        holds, response, written = by_memory(options, limit) if options.slo is None else by_time(options, limit)
+        if options.slo is None and offers.compares(whole_form(options)):
+            holds, response, written = by_server(options)
+        else:
+            holds, response, written = by_memory(options, limit) if options.slo is None else by_time(options, limit)
         for report in reports:
             report.save(rendered(response, report.format))
         if written is None:
@@ -45,8 +49,22 @@ def by_memory(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswe
     output.say(choice.inputs, quiet=options.quiet)
     chosen = choice.answer()
     doc = text.document_of(chosen)
+    if choice.is_fixed and not doc["holds"] and options.engine is None and not options.quiet:
+        output.tell("note", f"--engine {offers.EVERY} asks every server, also those that load quantized files")
     written = None if options.output is None else manifest_of(options, doc, chosen.placement)
-    return doc["holds"], text.shapes(doc, limit), written
+    return doc["holds"], text.shapes(doc, limit, chosen), written
+
+
+def by_server(options: RecommendOptions) -> tuple[bool, CommandAnswer, str | None]:
+    """Which of several servers, or which type of file, holds the users."""
+    from kvplan.report import offers_text
+
+    if options.output is not None:
+        raise UsageError("--output", "writes the manifest of one server", "name it with --engine, or remove --output")
+    answer, inputs = offers.offers_of(whole_form(options), goal_of(options))
+    output.say(inputs, quiet=options.quiet)
+    doc = offers_text.document(answer)
+    return doc["holds"], offers_text.shapes(doc), None
 
 
 def goal_of(options: RecommendOptions) -> Goal:
@@ -66,7 +84,7 @@ def by_time(options: RecommendOptions, limit: int) -> tuple[bool, CommandAnswer,
     prices = goal.read_prices()
     question = goal.question(1, stated_by(options, SOUGHT), prices)
     form = whole_form(options).changed(prompt_tokens=None, output_tokens=None, shared_prefix=None)
-    doc = timed(options, question, requests_of(form, goal, prices))
+    doc = timed(options, question, requests_of(form, goal, prices), prices.source if prices else None)
     return doc["holds"], shapes(doc, limit), None
 
 

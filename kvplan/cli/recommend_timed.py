@@ -45,7 +45,9 @@ def silent(text: str) -> None:
     return None
 
 
-def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> TimedRecommendationDocument:
+def timed(
+    options: RecommendOptions, question: Question, inputs: Inputs, prices: str | None
+) -> TimedRecommendationDocument:
     assert options.slo is not None
     promises = slo.parse_slo(options.slo)
     load = load_of(words_of(options), output.tell)
@@ -61,7 +63,8 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     spare = 0 if options.spare in (None, "0") else parse_count(options.spare or "", "--spare", 1000)
     demand = Demand(
         load.source, None if load.is_closed else load.peak, users, promises, spare,
-        strict=not options.optimistic, calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
+        strict=not options.optimistic, is_sized=bool(options.num_requests or options.trace),
+        calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
     )  # fmt: skip
     output.say(inputs, quiet=options.quiet)
     first = plan(inputs.requests[0])
@@ -75,6 +78,7 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     first_request = inputs.requests[0]
     return timed_text.document(
         first_request, f"{load.source.name}, {load.how}", demand, placements,
+        prices=prices,
         shares_experts=abilities_of(first_request.release.engine).recommended
         and shares_experts(question, first_request),
     )  # fmt: skip

@@ -4,8 +4,9 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,12 +33,19 @@ if TYPE_CHECKING:
     from kvplan.serve.app import ServedModel
     from kvplan.serve.chat import ChatTemplate
     from kvplan.serve.drafts import Drafts
+    from kvplan.serve.faults import Faults
+    from kvplan.serve.kv_events import EventsConfig
     from kvplan.serve.start import Start
 
 LIBRARIES: Final = ("starlette", "uvicorn", "prometheus_client", "jinja2", "tokenizers")
 LEAST_QUEUED: Final = 1024
 MOST_SPEED: Final = 1e6
-OF_TWIN: Final = ("speed", "output_tokens", "efficiency", "tier")
+OF_TWIN: Final = (
+    "speed", "output_tokens", "efficiency", "tier", "replicas", "kv_events_config", "faults", "noise", "startup_time",
+    "clock",
+)  # fmt: skip
+MOST_REPLICAS: Final = 64
+MOST_NOISE: Final = 2
 OF_ENGINE: Final = ("device", "seed", "kv_offloading_dir", "kv_offloading_disk_size")
 # Engine argument -> field of the engine's own configuration.
 SETTINGS: Final[Mapping[str, str]] = {
@@ -73,10 +81,26 @@ def serve(options: ServeOptions) -> int:
             if rank_of(options):
                 return follow_rank_0(options)
             with front_of(options) as front:
-                return answer(front, of_engine(options))
+                return answer(front, [of_engine(options)])
     refuse_given(options, OF_ENGINE, "cannot be used with --simulate", "remove it")
-    with front_of(options) as front:
-        return answer(front, simulated(options))
+    options, num_ranks = without_ranks(options)
+    replicas = num_ranks if options.replicas is None else parse_count(options.replicas, "--replicas", MOST_REPLICAS)
+    with front_of(options, replicas) as front:
+        starts = simulated(options, replicas, are_ranks=num_ranks > 1)
+        time.sleep(0.0 if options.startup_time is None else parse_duration(options.startup_time, "--startup-time"))
+        return answer(front, starts)
+
+
+def without_ranks(options: ServeOptions) -> tuple[ServeOptions, int]:
+    """Options of one data-parallel rank, and the number of ranks: each is a server with a pool of its own."""
+    text = options.data_parallel_size
+    num_ranks = 1 if text is None else parse_count(str(text), "--data-parallel-size", MOST_REPLICAS)
+    if num_ranks > 1 and options.enable_expert_parallel:
+        problem = "ranks that share experts are not simulated"
+        raise UsageError("--data-parallel-size", problem, "remove --enable-expert-parallel")
+    if num_ranks > 1 and options.replicas is not None:
+        raise UsageError("--replicas", "cannot be used with --data-parallel-size", "use one of them")
+    return replace(options, data_parallel_size=None), num_ranks
 
 
 def require_libraries() -> None:
@@ -89,15 +113,16 @@ def require_libraries() -> None:
         )
 
 
-def simulated(options: ServeOptions) -> "Start":
-    """Start of a simulated server for a plan."""
+def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = False) -> "list[Start]":
+    """Starts of simulated servers for a plan; are_ranks: they are data-parallel ranks of one."""
     from engine.directory import read_eos_token_ids
     from kvplan.planning.plan import plan
     from kvplan.serve.drafts import drafts_of
+    from kvplan.serve.kv_events import Publisher
     from kvplan.serve.start import Start, cache_config
     from kvplan.serve.text import tokenizer_of
-    from kvplan.serve.twin import Twin
-    from kvplan.serve.worker import Hooks
+    from kvplan.serve.twin import Twin, VirtualClock, WallClock, unix_time
+    from kvplan.serve.worker import Hooks, do_nothing
     from kvplan.servers.bundled.log_wordings import simulated_line
     from kvplan.simulate.question import shares_of, tiers_of
     from kvplan.simulate.setup import check, timed_tiers
@@ -127,22 +152,63 @@ def simulated(options: ServeOptions) -> "Start":
     modules = modules_of(options.lora_modules, the_plan.request.args.max_loras, names_of(options))
     there = {name: path for name, path in modules.items() if Path(path).exists()}  # others are names alone
     check_adapters(there, spec, the_plan.request.args.max_lora_rank)
-    backend = Twin(
-        the_plan,
-        step_time(the_plan, shares_of(options.efficiency), options.calibration),
-        tokenizer_of(directory, spec.vocab_size),
-        eos_token_ids=frozenset() if directory is None else read_eos_token_ids(directory),
-        speed=speed_of(options.speed),
-        output_tokens=count or 128,
-        adapters=modules,
-        drafts=drafts and computed(drafts, the_plan, shares_of(options.efficiency)),
-        tiers=timed_tiers(the_plan, specs),
-    )
+    events = events_of(options)
+    settings: dict[str, Any] = {
+        "eos_token_ids": frozenset() if directory is None else read_eos_token_ids(directory),
+        "speed": speed_of(options.speed),
+        "output_tokens": count or 128,
+        "drafts": drafts and computed(drafts, the_plan, shares_of(options.efficiency)),
+        "noise": noise_of(options.noise),
+        "warn": lambda line: output.tell("warning", f"serve: {line}"),
+    }
+    times = step_time(the_plan, shares_of(options.efficiency), options.calibration)
+    tokenizer = tokenizer_of(directory, spec.vocab_size)
     gpu = the_plan.request.gpu
     opening = simulated_line(the_plan.request.release.label, gpu.device_name, gpu.total_memory)
     log = [opening, *server_of(engine).outputs().logs.lines(the_plan)]
-    facts = (cache_config(the_plan), log, spec.name, spec.vocab_size, Hooks(backend.delay), modules)
-    return Start(backend, *facts, tiers=backend.tiers, whole_log=tuple(log))
+    vector_size = spec.hidden_size if pools(the_plan) else None
+    starts = []
+    for number in range(replicas):
+        clock = VirtualClock() if options.clock == "virtual" else WallClock()
+        own, rank = dict(modules), number if are_ranks else 0
+        publisher = None if events is None else Publisher(events, number, rank, unix_time(clock))
+        tiers = timed_tiers(the_plan, specs)
+        backend = Twin(
+            the_plan, times, tokenizer, clock=clock, adapters=own, tiers=tiers, publisher=publisher, **settings
+        )
+        close = do_nothing if publisher is None else publisher.close
+        hooks = Hooks(backend.delay, close=close, now=clock.now, is_virtual=clock.is_virtual)
+        facts = (cache_config(the_plan), [] if number else log, spec.name, spec.vocab_size, hooks, own)
+        starts.append(Start(backend, *facts, tiers, tuple(log), vector_size, lag=backend.lag, rank=rank))
+    return starts
+
+
+def events_of(options: ServeOptions) -> "EventsConfig | None":
+    """Where KV events go, and whether that can be done."""
+    from kvplan.serve import kv_events
+
+    config = kv_events.events_config(options.kv_events_config)
+    if config is not None:
+        kv_events.require_libraries()
+    return config
+
+
+def noise_of(text: str | None) -> float:
+    noise = 0.0 if text is None else float(text) if re.fullmatch(r"[0-9](\.[0-9]{1,6})?", text) else math.nan
+    if not 0 <= noise <= MOST_NOISE:
+        raise UsageError("--noise", f"must be from 0 to {MOST_NOISE} ({printable(text or '', 40)!r})", "write 0.1")
+    return noise
+
+
+def pools(the_plan: "Plan") -> bool:
+    """True if the server embeds prompts; one that classifies them is refused."""
+    from kvplan.servers.vllm.pooling import converts
+
+    match converts(the_plan.request.spec, the_plan.request.args):
+        case "classify":
+            raise UsageError("serve --simulate", "no classifier is simulated", "use --convert embed")
+        case conversion:
+            return conversion is not None
 
 
 def with_drafts(options: ServeOptions, drafts: "Drafts") -> ServeOptions:
@@ -361,7 +427,7 @@ class Front:
     requests, tokens  limits on the queue; None: by default
     """
 
-    listener: "socket.socket"
+    listeners: "list[socket.socket]"
     drain_s: int
     api_keys: tuple[str, ...]
     template: "ChatTemplate"
@@ -369,12 +435,15 @@ class Front:
     requests: int | None
     tokens: int | None
     timeout_s: float | None
+    is_strict: bool
+    faults: "Faults"
 
 
 @contextmanager
-def front_of(options: ServeOptions) -> Iterator[Front]:
-    """Check the options that face the clients, and keep the port."""
+def front_of(options: ServeOptions, replicas: int = 1) -> Iterator[Front]:
+    """Check the options that face the clients, and keep the ports."""
     from kvplan.serve.chat import template_of
+    from kvplan.serve.faults import faults_of
     from kvplan.serve.run import bind
 
     requests, tokens, timeout = options.max_num_queued_reqs, options.max_num_queued_tokens, options.request_timeout
@@ -385,10 +454,15 @@ def front_of(options: ServeOptions) -> Iterator[Front]:
         "requests": None if requests is None else parse_count(requests, "--max-num-queued-reqs"),
         "tokens": None if tokens is None else parse_tokens(tokens, "--max-num-queued-tokens"),
         "timeout_s": None if timeout is None else parse_duration(timeout, "--request-timeout"),
+        "faults": faults_of(options.faults),
+        "is_strict": options.strict_fields,
         "template": template_of(text_directory(options)),
     }
-    with bind(options.host or HOST, port_of(options.port or PORT)) as listener:
-        yield Front(listener, **checked)
+    port = port_of(options.port or PORT)
+    with ExitStack() as stack:
+        ports = [port and port + number for number in range(replicas)]
+        listeners = [stack.enter_context(bind(options.host or HOST, own)) for own in ports]
+        yield Front(listeners, **checked)
 
 
 def keys_of(options: ServeOptions) -> tuple[str, ...]:
@@ -407,7 +481,7 @@ def served_names(options: ServeOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def answer(front: Front, start: "Start") -> int:
+def answer(front: Front, starts: "list[Start]") -> int:
     """Listen, print the log of the start and the address, and handle requests until a signal."""
     from kvplan.measure.serverlog.log import parse_log
     from kvplan.serve.app import Api
@@ -415,23 +489,30 @@ def answer(front: Front, start: "Start") -> int:
     from kvplan.serve.run import begin, serve
     from kvplan.serve.worker import Worker
 
-    served = served_of(front, start)
-    metrics = ServerMetrics(
-        served.names[0],
-        start.backend.max_model_len,
-        start.cache_config,
-        *features_of(start.backend.scheduler),
-        start.tiers,
-        parse_log("\n".join(start.whole_log)),
-    )
-    begin(front.listener)
-    url = url_of(front.listener.getsockname())
-    say_log(start.log)
+    apis = []
+    for start in starts:
+        served = served_of(front, start)
+        metrics = ServerMetrics(
+            served.names[0],
+            start.backend.max_model_len,
+            start.cache_config,
+            *features_of(start.backend.scheduler),
+            start.tiers,
+            parse_log("\n".join(start.whole_log)),
+            start.rank,
+        )
+        if start.lag is not None:
+            metrics.watch(start.lag)
+        apis.append(Api(Worker(start.backend, metrics, start.hooks), served))
+        say_log(start.log)
+    for listener in front.listeners:
+        begin(listener)
+    urls = ", ".join(url_of(listener.getsockname()) for listener in front.listeners)
 
     def ready() -> None:
-        output.tell("note", f"serve: {printable(served.names[0], 200)} on {url}")
+        output.tell("note", f"serve: {printable(served.names[0], 200)} on {urls}")
 
-    serve(Api(Worker(start.backend, metrics, start.hooks), served), front.listener, front.drain_s, ready)
+    serve(apis, front.listeners, front.drain_s, ready)
     return 0
 
 
@@ -478,6 +559,7 @@ def say_log(lines: list[str]) -> None:
 def served_of(front: Front, start: "Start") -> "ServedModel":
     """The server's metadata and limits."""
     from kvplan.serve.app import ServedModel
+    from kvplan.serve.fields import Door
     from kvplan.serve.generation import Limits
 
     usual = max(LEAST_QUEUED, 4 * start.backend.scheduler.config.max_num_seqs)
@@ -490,4 +572,7 @@ def served_of(front: Front, start: "Start") -> "ServedModel":
         api_keys=front.api_keys,
         adapters=start.adapters,
         request_timeout_s=front.timeout_s,
+        vector_size=start.vector_size,
+        door=Door(start.lag is not None, front.is_strict, lambda line: say_log([line])),
+        faults=front.faults,
     )

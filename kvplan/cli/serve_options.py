@@ -1,6 +1,6 @@
 """The options of `kvplan serve`."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from kvplan.cli.engine_options import OFFLOADING_DISK, SPECULATIVE_CONFIG
 from kvplan.cli.fields import QUIET, Text, Texts, argument, complete_gpu, complete_model, option
@@ -46,6 +46,9 @@ class ServeOptions(PlanOptions):
     drain_timeout: Text = option(
         "--drain-timeout TIME", "Time for running requests to finish after SIGTERM. Default: 30s."
     )
+    strict_fields: bool = option(
+        "--strict-fields", "Reject unknown and unsupported request fields (400) instead of logging them once.", False
+    )
     # text
     tokenizer: Text = option(
         "--tokenizer DIR",
@@ -63,6 +66,24 @@ class ServeOptions(PlanOptions):
     efficiency: Text = option(
         "--efficiency SHARES",
         "With --simulate: achieved fractions of the GPU's peak bandwidth and FLOP/s, as for `simulate`.",
+    )
+    replicas: Text = option(
+        "--replicas N", "With --simulate: so many servers in this process, on ports in a row from --port. Default: 1."
+    )
+    kv_events_config: Text = option(
+        "--kv-events-config JSON",
+        "With --simulate: publish stored and evicted KV blocks over ZMQ, as vLLM does: "
+        '{"enable_kv_cache_events": true}.',
+    )
+    faults: Text = option(
+        "--faults SHARES", "With --simulate: shares of requests that fail, e.g. rate_limit=5%,server_error=1%."
+    )
+    noise: Text = option(
+        "--noise SHARE", "With --simulate: standard deviation of step times, as a share, e.g. 0.1. Default: 0."
+    )
+    startup_time: Text = option("--startup-time TIME", "With --simulate: time before it listens, e.g. 90s.")
+    clock: Literal["wall", "virtual"] | None = option(
+        "--clock wall|virtual", "With --simulate: virtual: nobody waits, and every time is the plan's. Default: wall."
     )
     # the engine
     device: Text = option("--device DEVICE", "cpu, cuda or cuda:N. Default: a GPU if there is one.")

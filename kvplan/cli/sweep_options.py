@@ -24,7 +24,7 @@ from kvplan.report.formats import Format
 Sort = Literal["context", "users", "users-per-gpu", "users-per-dollar"]
 
 MODELS: Final = ("MODEL...", "Catalog names (`kvplan models`), config.json files or their directories, or Hub ids.")
-PRICES: Final = ("--prices FILE", "File of dollars per GPU hour: `gpu: 2.50` lines or CSV.")
+PRICES: Final = ("--prices FILE", "Dollars per GPU hour: h200=3.80,b200=6, or a file of `gpu: 2.50` lines or CSV.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from kvplan.core.errors import KvplanError, UsageError, together
 from kvplan.core.units import parse_count, parse_duration
 from kvplan.models import catalog
 from kvplan.planning.grid import LISTS, SHORT_FLAGS, arguments_of
+from kvplan.planning.offers import compares
 from kvplan.servers.base import parse_engine
 
 Reader = Callable[[], object]
@@ -62,6 +63,8 @@ def readers(options: PlanOptions) -> Iterator[Reader]:
             yield partial(parse_engine, name.strip())
         yield partial(arguments_of, form)
         form = form.changed(engine=None, **dict.fromkeys(LISTS))
+    if isinstance(options, RecommendOptions) and compares(form):
+        form = form.changed(engine=None)
     yield partial(read_form, form)
     if isinstance(options, RecommendOptions):
         names = filter(str.strip, ",".join(options.gpus or ()).split(","))

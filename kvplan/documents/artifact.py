@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from kvplan.core.units import format_gib
 from kvplan.hardware.gpu import TotalKind
@@ -61,6 +61,7 @@ def plan_document(plan: Plan) -> typed.PlanDocument:
         "host": _host(plan),
         "encoder": None if plan.encoder is None else cast("typed.Encoder", values(plan.encoder)),
         "slots": None if plan.slots is None else slots_document(plan.slots),
+        "colocation": _colocation(plan),
         "parameters": _parameters(plan.request.spec),
         "limits": limits_document(plan),
         "fixes": _fixes(plan),
@@ -191,11 +192,31 @@ def memory_document(plan: Plan) -> typed.Memory:
     return cast("typed.Memory", document)
 
 
+def _colocation(plan: Plan) -> typed.Colocation | None:
+    shared = plan.request.colocated
+    if shared is None:
+        return None
+    phases: list[typed.Phase] = [
+        {
+            "name": phase.name, "rows": phase.rows, "server": phase.server, "server_low": phase.low,
+            "server_high": phase.high, "others": phase.others, "free": phase.free,
+        }
+        for phase in plan.phases
+    ]  # fmt: skip
+    return {"owner": shared.owner, "sleep_level": cast("Literal[0, 1, 2]", shared.level), "phases": phases}
+
+
 def slots_document(cache: SlotCache) -> typed.SlotCache:
     places: list[typed.SlotPlace] = [
         {**cast("typed.SlotPlace", values(place)), "total": place.total} for place in cache.places
     ]
-    return {**cast("typed.SlotCache", values(cache)), "places": places}
+    pace = cache.speed
+    rates = {
+        name: rate and rate._asdict()
+        for name, rate in (("empty", pace.empty), ("full", pace.full), ("prompt", pace.prompt))
+    }
+    speed = cast("typed.SlotSpeed", values(pace) | rates)
+    return {**cast("typed.SlotCache", values(cache)), "places": places, "speed": speed}
 
 
 def gpu_places(plan: Plan, cache: SlotCache) -> list[typed.Place]:
@@ -401,7 +422,12 @@ def _refusal(plan: Plan) -> typed.Refusal | None:
 
 
 def limits_document(plan: Plan) -> list[typed.Limit]:
-    return [{"by": by, "text": text} for by, text in (_shortages(plan) if not plan.fits else _bounds(plan))]
+    return [{"by": by, "text": text} for by, text in limits_of(plan)]
+
+
+def limits_of(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(what limits the plan, in words), the first the tightest."""
+    return _bounds(plan) if plan.fits else _shortages(plan)
 
 
 def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -409,10 +435,8 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
     args = plan.request.args
     need = plan.bytes_per_request + capacity.bytes_per_block
     if plan.refusal is not None:
-        yield (
-            plan.refusal.by,
-            f"{terms_of(plan.request.release.engine).title} does not start: {plan.refusal.text}",
-        )
+        does = "fails" if plan.refusal.by == "phase" else "does not start:"
+        yield plan.refusal.by, f"{terms_of(plan.request.release.engine).title} {does} {plan.refusal.text}"
     elif capacity.num_blocks == args.num_gpu_blocks_override and capacity.num_blocks <= capacity.blocks_per_request:
         yield (
             "num_gpu_blocks_override",

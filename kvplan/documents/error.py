@@ -2,6 +2,8 @@
 
 from typing import Annotated, Literal, TypedDict
 
+from kvplan.core.errors import ERROR, KvplanError
+from kvplan.core.files import printable
 from kvplan.core.records import Count, Size
 
 
@@ -31,3 +33,17 @@ class ErrorDocument(TypedDict):
     mark: Mark | None
     others: Annotated[list[Other], "What else is wrong with the command line, a line each on standard error."]
     exit_code: Count
+
+
+def error_document(error: KvplanError, code: int) -> ErrorDocument:
+    """The document of an error, with names of unknown origin made printable."""
+    mark: Mark | None = None
+    if error.mark is not None:
+        mark = {"file": printable(error.mark.where, 400), "line": error.mark.line, "column": error.mark.column}
+    others = [fields_of(other) for other in error.others]
+    return {"schema": ERROR, **fields_of(error), "mark": mark, "others": others, "exit_code": code}
+
+
+def fields_of(error: KvplanError) -> Other:
+    subject, problem, remedy = (printable(text, 4000) for text in (error.subject, error.problem, error.remedy))
+    return {"subject": subject, "problem": problem, "remedy": remedy}

@@ -2,13 +2,15 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import Annotated, Any, Final, Literal, TypedDict
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import Count
-from kvplan.documents.artifact import concurrency_document, kv_document, limits_document, memory_document
-from kvplan.planning.plan import MemoryBreakdown, Plan, plan, serve_command
+from kvplan.documents.artifact import concurrency_document, kv_document, limits_of, memory_document
+from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan, serve_command, with_load
 from kvplan.planning.sweep import Grid
 from kvplan.servers.words.arguments import option_words
 
@@ -19,10 +21,13 @@ FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "kv": (
         "dtype", "bytes_per_token", "bytes_per_request", "blocks_per_request", "block_size", "num_blocks", "tokens",
     ),
-    "concurrency": ("users", "users_low", "users_high", "max_num_seqs", "replicas", "max"),
+    "concurrency": ("max_num_seqs", "replicas", "max"),
 }  # fmt: skip
 FULL: Final = "full context"  # the mean length of requests as long as the context
 ERROR: Final = "error"  # the column that says why a combination cannot be planned
+# What the mean length of requests changes: the other columns are of the server.
+BY_LOAD: Final = (ERROR, "concurrency.users", "concurrency.users_low", "concurrency.users_high", "limits.0.text")
+Record = dict[str, Any]  # figures of a plan, by JSON path
 
 
 class Axis(TypedDict):
@@ -61,53 +66,93 @@ class ExplorerDocument(TypedDict):
     prices: Annotated[dict[str, float] | None, "Dollars per GPU hour, by GPU."]
 
 
-def chart(model: str, server: str, grid: Grid, axes: list[Axis]) -> Chart:
+def chart(model: str, server_label: str, grid: Grid, axes: list[Axis]) -> Chart:
     """Plan every combination of a grid whose innermost axis is the mean length; `axes` name those of grid.sizes that
     are more than one value or have a name."""
-    records = [*planned_records(grid)]
-    names = dict.fromkeys(name for record in records for name in record)
+    by_mean = [replace(grid.requests[0].load, mean_tokens=tokens) for tokens in grid.means]
+    servers: list[Record] = []
+    loads: list[Record] = []
+    for start in range(0, grid.count, len(grid.means)):
+        server, of_means = records_from(grid, start, by_mean)
+        servers.append(server)
+        loads += of_means
     texts: dict[str, int] = {}
-    columns = {
-        name: packed([shared_text(record.get(name, MISSING), texts) for record in records], sizes_of(axes))
-        for name in (ERROR, *names)
-    }
-    return {"model": model, "server": server, "axes": axes, "columns": columns, "texts": list(texts)}
+    sizes = sizes_of(axes)
+    columns = {}
+    for name in (ERROR, *dict.fromkeys(name for record in (*servers, *loads) for name in record)):
+        of_load = name in BY_LOAD
+        values = [shared_text(record.get(name, MISSING), texts) for record in (loads if of_load else servers)]
+        columns[name] = packed(values, sizes if of_load else sizes[:-1])
+    return {"model": model, "server": server_label, "axes": axes, "columns": columns, "texts": list(texts)}
 
 
 def sizes_of(axes: Iterable[Axis]) -> list[int]:
     return [len(axis["values"]) for axis in axes]
 
 
-def planned_records(grid: Grid) -> Iterable[dict[str, Any]]:
-    """For each combination its figures by JSON path, or the error; the command is the same whatever the mean length."""
-    means, command = grid.sizes[-1], ""
-    for number in range(grid.count):
-        if number % means == 0:
-            command = ""
+def records_from(grid: Grid, start: int, by_mean: Sequence[Load]) -> tuple[Record, list[Record]]:
+    """Figures by JSON path from combination `start` on, whose mean lengths follow one another: those of the server,
+    which is planned once, and for each mean length those that it changes, or the error.
+    """
+    try:
+        base = plan(grid.request(start + len(by_mean) - 1))  # at the full context
+    except KvplanError:
+        return {}, [{ERROR: error_of(plan, grid.request(start + place))} for place in range(len(by_mean))]
+    loads = []
+    for load in by_mean:
         try:
-            answer = plan(grid.request(number))
+            loads.append(load_figures(base if load == base.request.load else with_load(base, load)))
         except KvplanError as error:
-            yield {ERROR: str(error.in_words(option_words()))}
-            continue
-        if answer.fits and not command:
-            command = shlex.join(serve_command(answer))
-        yield figures(answer, command)
+            loads.append({ERROR: in_words(error)})
+    return figures(base), loads
 
 
-def figures(answer: Plan, command: str) -> dict[str, Any]:
-    """What the page shows of a plan, by JSON path in its document."""
+def error_of(function: Callable[[Request], object], request: Request) -> str | None:
+    try:
+        function(request)
+    except KvplanError as error:
+        return in_words(error)
+    return None
+
+
+def in_words(error: KvplanError) -> str:
+    return str(error.in_words(_options()))
+
+
+_options = cache(option_words)
+
+
+def load_figures(answer: Plan) -> Record:
+    """What the mean length changes."""
+    users = answer.concurrency
+    return {
+        ERROR: None,
+        "concurrency.users": users.users,
+        "concurrency.users_low": users.users_low,
+        "concurrency.users_high": users.users_high,
+        "limits.0.text": next(limits_of(answer))[1],
+    }
+
+
+def figures(answer: Plan) -> Record:
+    """What the page shows of a plan whatever the mean length, by JSON path in its document."""
     documents: dict[str, Callable[[Plan], Any]] = {
         "memory": memory_document,
         "kv": kv_document,
         "concurrency": concurrency_document,
     }
-    record: dict[str, Any] = {ERROR: None, "fits": answer.fits, "deficit": answer.deficit}
+    record: Record = {"fits": answer.fits, "deficit": answer.deficit}
     for key, names in FIGURES.items():
         part = documents[key](answer)
         record |= {f"{key}.{name}": part[name] for name in names}
     record["inputs.num_gpus"] = answer.request.args.num_gpus
-    record["limits.0.text"] = limits_document(answer)[0]["text"]
-    record["flags.command"] = command if answer.fits else None
+    if answer.slots is not None:
+        speed = answer.slots.speed.empty
+        record |= {
+            "slots.gpu_layers": answer.slots.gpu_layers,
+            "slots.speed.empty.likely": speed and round(speed.likely, 1),
+        }
+    record["flags.command"] = shlex.join(serve_command(answer)) if answer.fits else None
     return record
 
 
@@ -137,10 +182,16 @@ def without(values: Sequence[Any], shape: Sequence[int], axis: int) -> list[Any]
     """The values with one axis less; None where two that differ in that axis alone are different."""
     size, inner = shape[axis], prod(shape[axis + 1 :])
     merged: list[Any] = []
+    is_mixed = len({*map(type, values)} & {bool, int, float}) > 1  # JSON tells 1, 1.0 and true apart
     for start in range(0, len(values), size * inner):
-        for offset in range(start, start + inner):
-            line = [value for value in values[offset : offset + size * inner : inner] if value is not MISSING]
-            if any(value != line[0] or type(value) is not type(line[0]) for value in line[1:]):
+        first = values[start : start + inner]
+        for offset in range(start + inner, start + size * inner, inner):
+            line = values[offset : offset + inner]
+            if line == first and not is_mixed:
+                continue
+            known = [(a, b) for a, b in zip(first, line, strict=True) if a is not MISSING and b is not MISSING]
+            if any(a != b or type(a) is not type(b) for a, b in known):
                 return None
-            merged.append(line[0] if line else MISSING)
+            first = [b if a is MISSING else a for a, b in zip(first, line, strict=True)]
+        merged += first
     return merged

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvplan.asked.form import Form, flag_of, gpus_of, read_form
+from kvplan.asked.form import COMMON_GPUS, Form, flag_of, gpus_of, read_form
 from kvplan.asked.question import Inputs, default_context, requests
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_count, parse_tokens
@@ -33,11 +33,15 @@ LABELS = {
     "kv_cache_dtype": "KV cache dtype",
     "gpu_memory_utilization": "GPU memory utilization",
     "mem_fraction_static": "Static memory fraction",
+    "quantization": "File type",
+    "gpu_layers": "Layers on the GPUs",
+    "cache_type_k,cache_type_v": "Cache type",
 }
+AS_MANY = "as many as fit"  # layers on GPUs
 
 
 def by_share() -> list[str]:
-    """Servers with a fraction of the memory to choose; the page has no sliders for layers."""
+    """Servers with a fraction of the memory to choose: those of a page that names none."""
     return [name for name in SERVERS if not abilities_of(name).fits_context]
 
 
@@ -68,10 +72,6 @@ def explorer_document(
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
     refuse_single(form)
     releases = dict.fromkeys(parse_engine(text) for text in parts(form.text("engine"), "--engine") or by_share())
-    for release in releases:
-        if release.engine not in by_share():
-            problem = "places layers, for which the page has no sliders"
-            raise UsageError(f"--engine {release.engine}", problem, "use `kvplan sweep`, which has its flags")
     reading, errors = Inputs([], 0), list[KvplanError]()
     grids: list[tuple[Grid, list[Axis], str]] = []
     for model in dict.fromkeys(models):
@@ -94,7 +94,9 @@ def explorer_document(
     document: ExplorerDocument = {
         "schema": EXPLORER,
         "plans": plans,
-        "users": USERS if users is None else parse_count(users, "--users", MOST_USERS),
+        "users": (USERS if any(not abilities_of(release.engine).file_types for release in releases) else 1)
+        if users is None
+        else parse_count(users, "--users", MOST_USERS),
         "charts": charts,
         "prices": known.per_hour if known else None,
     }
@@ -106,6 +108,9 @@ def explorer_document(
 
 def grid_of(form: Form, model: str, release: "Version", reading: Inputs) -> tuple[Grid, list[Axis]]:
     """Combinations of one model on one server, and their axes as labeled on the page."""
+    types = abilities_of(release.engine).file_types
+    if types and "gpu" not in form.values:
+        form = form.changed(gpu=[COMMON_GPUS[0]])  # each plan lays out a graph: six GPUs would take minutes
     gpus_of(form)  # refuses a number of GPUs: use --tp
     given_lists = arguments_of(form).items()
     stated = {name: values for name, values in given_lists if len(values) > 1 or name in (*LABELS, "quantization")}
@@ -113,13 +118,21 @@ def grid_of(form: Form, model: str, release: "Version", reading: Inputs) -> tupl
     inputs = requests(read_form(with_contexts(plain)))
     rows, contexts = inputs.by_gpu()
     refuse_undrafted_lists(rows, stated)
-    arguments = choices(stated, terms_of(release.engine).share_argument)
+    if types:
+        layers = rows[0].spec.num_layers + 1
+        usual: dict[str, tuple[Any, ...]] = {
+            "quantization": types[::4], "gpu_layers": (None, *(layers * part // 4 for part in range(4))),
+            "cache_type_k,cache_type_v": ("f16", "q8_0"),
+        }  # fmt: skip
+        arguments = usual | stated
+    else:
+        arguments = choices(stated, terms_of(release.engine).share_argument)
     lengths = (request.args.max_model_len for request in rows)
     longest = max(length for length in lengths if isinstance(length, int))
     grid = Grid(
         requests=tuple(replace(request, load=replace(request.load, mean_tokens=None)) for request in rows),
         shape=(1, inputs.num_gpus, contexts),
-        means=means_of(form.text("mean_tokens"), longest),
+        means=(None,) if types and "mean_tokens" not in form.values else means_of(form.text("mean_tokens"), longest),
         arguments=arguments,
     )
     reading.notes += inputs.notes
@@ -131,8 +144,11 @@ def with_contexts(form: Form) -> Form:
     """The form with its contexts, or with powers of two up to the model's own."""
     if "max_model_len" in form.values:
         return form
-    longest = default_context(requests(read_form(form)).requests[0])
-    return form.changed(max_model_len=[str(tokens) for tokens in doubled(SHORTEST_CONTEXT, longest)])
+    first = requests(read_form(form)).requests[0]
+    contexts = doubled(SHORTEST_CONTEXT, default_context(first))
+    if abilities_of(first.release.engine).file_types:
+        contexts = contexts[1::2]
+    return form.changed(max_model_len=[str(tokens) for tokens in contexts])
 
 
 def doubled(first: int, last: int) -> list[int]:
@@ -181,7 +197,11 @@ def axes_of(grid: Grid, release: "Version", *, is_stated: bool) -> list[Axis]:
         axis("gpu", gpus),
         axis("engine", [release.label]),
         *(
-            axis(name, [str(value) for value in values], nearest(values, share) if name in SHARE_NAMES else 0)
+            axis(
+                name,
+                [AS_MANY if value is None else str(value) for value in values],
+                nearest(values, share) if name in SHARE_NAMES else 0,
+            )
             for name, values in grid.arguments.items()
         ),
         axis("max_model_len", lengths, len(lengths) // 2),

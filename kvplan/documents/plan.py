@@ -345,6 +345,27 @@ class SlotPlace(TypedDict):
     free: Count
 
 
+class Rate(TypedDict):
+    """Tokens per second, low <= likely <= high."""
+
+    low: Number
+    likely: Number
+    high: Number
+
+
+class SlotSpeed(TypedDict):
+    """Tokens per second of one request: decoding with an `empty` cache and with `tokens` in it (`full`), and of a long
+    prompt; null: not known, for decoding because of what `lacks` says. `how`: how they are known.
+    """
+
+    tokens: Count
+    empty: Rate | None
+    full: Rate | None
+    prompt: Rate | None
+    lacks: str
+    how: str
+
+
 class SlotCache(TypedDict):
     """Caches of `cells` tokens that are allocated whole, for `slots` requests at once, and the layers on GPUs, the
     output one of them; host_experts: layers on GPUs whose experts are on the host.
@@ -357,6 +378,32 @@ class SlotCache(TypedDict):
     num_layers: Size
     host_experts: Count
     places: list[SlotPlace]
+    speed: SlotSpeed
+    file_type: str
+
+
+class Phase(TypedDict):
+    """One rank while its server is awake, asleep, or has its weights back: server, the sum of `rows`, and others make
+    the GPU's memory with free, which is negative if bytes are missing. others is null where it is not stated.
+    """
+
+    name: Literal["awake", "asleep", "waking"]
+    rows: dict[str, Count]
+    server: Count
+    server_low: Count
+    server_high: Count
+    others: Count | None
+    free: int
+
+
+class Colocation(TypedDict):
+    """How a server shares its GPUs in turn. sleep_level 1 keeps its weights on the host, 2 drops them, 0: it never
+    sleeps. phases is empty where the server does not start.
+    """
+
+    owner: Annotated[str, "The framework that puts it to sleep; empty: a client does."]
+    sleep_level: Literal[0, 1, 2]
+    phases: list[Phase]
 
 
 class PlanDocument(TypedDict):
@@ -377,6 +424,7 @@ class PlanDocument(TypedDict):
     host: Host
     encoder: Encoder | None
     slots: Annotated[SlotCache | None, "Of a server that places layers; null for others."]
+    colocation: Annotated[Colocation | None, "Of a server that shares its GPUs in turn; null for others."]
     parameters: Parameters
     limits: Annotated[list[Limit], "What limits the answer, the first one first."]
     fixes: Annotated[

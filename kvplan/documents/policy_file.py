@@ -112,7 +112,9 @@ RULE_TABLE: Final = keys(
     "What is promised.", **{name: {"description": RULES[name][1], **RULE_VALUES[name]} for name in TARGET_RULES}
 )
 REQUESTS: Final = either(ABOVE_0, rf"^{RATE}(/(s|min|h))?$", "Requests: 5.5/s, 90/min, 2000/h.")
-WORKLOAD_VALUES: Final[dict[str, Schema]] = {"profile": TEXT, "trace": TEXT, "rate": REQUESTS, "tpot": WORD}
+WORKLOAD_VALUES: Final[dict[str, Schema]] = {
+    "profile": TEXT, "trace": TEXT, "rate": REQUESTS, "tpot": WORD, "slo": TEXT,
+}  # fmt: skip
 WORKLOAD: Final = keys(
     "What the target serves.", **{name: WORKLOAD_VALUES.get(name) or ENGINE[name] for name in WORKLOAD_KEYS}
 )

@@ -41,6 +41,7 @@ DOCUMENTS: Final = {
     "explorer": ("explorer", "ExplorerDocument"),
     "sweep": ("sweep", "SweepDocument"),
     "recommendation": ("recommendation", "RecommendationDocument"),
+    "offers": ("offers", "OffersDocument"),
     "timed-recommendation": ("timed", "TimedRecommendationDocument"),
     "tune": ("tune", "TuneDocument"),
     "simulation": ("simulation", "SimulationDocument"),

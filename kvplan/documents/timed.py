@@ -12,6 +12,9 @@ class TimedQuestion(TypedDict):
     engine: str
     load: str
     targets: list[str]
+    users: Count | None
+    rate: Number | None
+    prices: Annotated[str | None, "Where the prices come from."]
     max_model_len: Size
     spare: Count
     strict: bool

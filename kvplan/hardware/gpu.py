@@ -110,6 +110,11 @@ class GpuSpec:
         return self.unified and (self.vendor == "apple" or self.architecture == "gfx1151")
 
     @property
+    def node_gpus(self) -> int:
+        """Most GPUs of one machine: where host and GPU are one chip with one memory, there is no second."""
+        return 1 if self.unified and self.interconnect == "none" else NODE_GPUS
+
+    @property
     def shared_memory(self) -> int:
         """Bytes of the one memory that a GPU shares with the host, 0 if it has its own."""
         if not self.unified:

@@ -29,8 +29,11 @@ class Prices:
 
 
 def read(path: Path) -> Prices:
-    """Read prices from a YAML file, or a CSV file with the header gpu,dollars_per_hour; errors name the line."""
-    pairs = _csv_pairs(path) if path.suffix.lower() == ".csv" else _yaml_pairs(path)
+    """Read prices from a YAML file, a CSV file with the header gpu,dollars_per_hour, or the text itself
+    (h200=3.80,b200=6); errors name the line.
+    """
+    is_text = "=" in str(path) and not path.exists()
+    pairs = _stated(str(path)) if is_text else _csv_pairs(path) if path.suffix.lower() == ".csv" else _yaml_pairs(path)
     prices: dict[str, float] = {}
     first: dict[str, Mark] = {}
     for mark, name, text in pairs:
@@ -41,7 +44,13 @@ def read(path: Path) -> Prices:
         prices[own], first[own] = _dollars(mark, own, text) / count, mark
     if not prices:
         raise InvalidInputError(path_text(path), "contains no price", "write lines such as `a100-80g: 2.50`")
-    return Prices(prices, path_text(path))
+    return Prices(prices, "as stated by --prices" if is_text else path_text(path))
+
+
+def _stated(text: str) -> Iterator[tuple[Mark, str, str]]:
+    for part in text.split(","):
+        name, _, dollars = part.partition("=")
+        yield Mark("--prices", 1, 1), name.strip(), dollars.strip().removeprefix("$")
 
 
 def priced(name: str) -> tuple[str, int]:

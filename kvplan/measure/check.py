@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvplan.core.errors import Faults, UsageError
 from kvplan.planning.plan import Plan
@@ -15,6 +15,10 @@ from kvplan.policy.gauges import Case, read_trace
 from kvplan.policy.judge import Against, Evidence
 from kvplan.policy.result import CheckResult, TargetResult
 from kvplan.policy.targets import Loads, baseline_figures, planned
+
+if TYPE_CHECKING:
+    from kvplan.simulate.preempted import Kept
+    from kvplan.simulate.source import Source
 
 SIMULATED_REQUESTS = 2000  # of a profile, which is endless; p99 and a 1% rule rest on 20 of them
 
@@ -41,12 +45,14 @@ def checked(
     tell: Callable[[str, str], None] | None = None,
     update: bool = False,
     base: str | None = None,
+    limits: bool = False,
 ) -> CheckResult:
     """Judge a policy. Raise InvalidInputError with the line of an error in its file, which is at `path`.
 
     tell    takes the notes from reading the targets, each with its kind
     update  judge the rules with the current figures as the baseline
     base    a revision: also judge what is weaker than there
+    limits  also derive each target's operating limits
     """
     loads: Loads = {}
     cases: list[Case] = []
@@ -70,7 +76,12 @@ def checked(
         from kvplan.policy.base import since_base  # only with a base
 
         changed = (since_base(base, policy, path, cases, against.baseline, offline=offline),)
-    return replace(result, targets=(*result.targets, *changed))
+    operating = {}
+    if limits:
+        from kvplan.policy.limits import limits_of  # only for what is made of them
+
+        operating = {case.target.id: limits_of(case, kept(case.plan, case.target.workload)) for case in cases}
+    return replace(result, targets=(*result.targets, *changed), limits=operating)
 
 
 def evidence_of(policy: Policy, cases: list[Case]) -> Evidence:
@@ -100,9 +111,25 @@ SIMULATED: dict[Any, float | str] = {}
 
 def simulated(plan: Plan, workload: Workload) -> float | str:
     from kvplan.simulate.preempted import preempted_share
-    from kvplan.simulate.source import Source, from_profile, from_trace
 
-    source: Source
+    load = load_of(workload)
+    return load if isinstance(load, str) else preempted_share(plan, *load, workload.tpot_s)
+
+
+def kept(plan: Plan, workload: Workload | None) -> "Kept | str | None":
+    """The largest load that keeps a workload's latency targets, or why it is not known; None: it states none."""
+    if workload is None or workload.slo is None:
+        return None
+    from kvplan.simulate.preempted import largest_kept
+
+    load = load_of(workload)
+    return load if isinstance(load, str) else largest_kept(plan, *load, workload.tpot_s, workload.slo)
+
+
+def load_of(workload: Workload) -> "tuple[Source, float] | str":
+    """A workload's requests and their rate, or what it lacks."""
+    from kvplan.simulate.source import from_profile, from_trace
+
     if workload.trace is not None:
         source = from_trace(read_trace(workload.trace), None)
     elif workload.profile is not None:
@@ -112,6 +139,4 @@ def simulated(plan: Plan, workload: Workload) -> float | str:
     else:
         return "the workload names neither a profile nor a trace"
     rate = workload.rate_per_s or source.rate
-    if rate is None:
-        return f"{source.name} has no rate; add one to the workload"
-    return preempted_share(plan, source, rate, workload.tpot_s)
+    return f"{source.name} has no rate; add one to the workload" if rate is None else (source, rate)

@@ -115,7 +115,11 @@ def facts(name: str) -> Facts:
 
 def model_id(spec: ModelSpec) -> str:
     """Hub id or directory as the user gave it; a catalog name is replaced by its Hub id."""
-    name = spec.served_name
+    return _id_of(spec.served_name)
+
+
+@cache
+def _id_of(name: str) -> str:
     path = PurePath(name)
     if path.name == "config.json":
         return str(path.parent)

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Final
 
 from kvplan.core.errors import UsageError
@@ -78,7 +79,10 @@ def file_type(name: str) -> str:
     """A file type in llama-quantize's own spelling."""
     kind = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}.get(name.upper(), name.upper())
     if kind not in BASE:
-        raise UsageError(f"--quant {name}", "not a file type of llama-quantize", f"one of {', '.join(BASE)}")
+        near = [known for known in BASE if known.startswith(kind)] or get_close_matches(kind.removeprefix("UD-"), BASE, 3, 0.7)
+        likely = next((known for known in near if known.endswith("_K_M")), near[0] if near else None)
+        cure = f"one of {', '.join(BASE)}" if likely is None else f"did you mean {likely}?"
+        raise UsageError(f"--quant {name}", "not a file type of llama-quantize", cure)
     return kind
 
 

@@ -36,7 +36,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "llama", "internlm2", "internlm3", "granite", "seed_oss", "smollm3", "mistral", "ministral3", "qwen2", "mimo",
         "qwen2_5_vl", "qwen2_5_omni_text", "qwen2_vl", "qwen3", "qwen3_vl_text", "phi3", "gemma", "gemma2",
         "gemma3_text", "cohere", "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "glm4v_text",
-        "glm_ocr_text", "exaone4",
+        "glm_ocr_text", "exaone4", "ernie4_5", "granite_swa", "orion", "plamo3", "solar", "nemotron", "exaone", "minicpm",
+        "PanguEmbedded", "telechat",
     ),
     "classic": (
         "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm", "stablelm_epoch",
@@ -46,13 +47,23 @@ MODULES: dict[str, tuple[str, ...]] = {
     "moe": (
         "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "xverse", "olmoe",
         "granitemoe", "phimoe", "gpt_oss", "llama4_text", "glm4_moe", "glm4v_moe_text", "minimax_m2", "minimax_m3",
-        "minimax_m3_vl", "mimo_v2_flash", "laguna",
+        "minimax_m3_vl", "mimo_v2_flash", "laguna", "mimo_v2", "aria_text", "deepseek", "exaone_moe", "granitemoeshared",
+        "granitemoe_swa",
     ),
-    "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "mistral4"),
+    "mla": (
+        "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "mistral4", "axk1",
+        "pangu_ultra_moe", "sarvam_mla",
+    ),
+    "renamed": (
+        "hyperclovax", "step1", "iquestloopcoder", "ernie4_5_moe", "bailing_moe", "sarvam_moe", "param2moe", "afmoe",
+        "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
+    ),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
         "granitemoehybrid", "nemotron_h", "lfm2",
+        "lfm2_moe", "falcon_mamba",
     ),
+    "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "hrm_text"),
     "gemma": ("gemma3n_text", "gemma4_text"),
     "nas": ("nemotron-nas", "deci"),
     "deepseek_v4": ("deepseek_v4",),
@@ -60,6 +71,17 @@ MODULES: dict[str, tuple[str, ...]] = {
     "glm5_next": ("glm5_next_text", "glm5_next"),
     "encoder_decoder": ("whisper",),
     "encoders": ("bert", "roberta", "xlm-roberta", "modernbert"),
+}  # fmt: skip
+# Servers' classes whose configs have a model type of any name -> the type that their config is read as.
+CLASSES: dict[str, str] = {
+    "BailingMoeForCausalLM": "bailing_moe", "BailingMoeV2ForCausalLM": "bailing_moe", "ExaoneForCausalLM": "exaone",
+    "ExaoneMoEForCausalLM": "exaone_moe", "IQuestCoderForCausalLM": "llama", "InternLM3ForCausalLM": "internlm3",
+    "IQuestLoopCoderForCausalLM": "iquestloopcoder", "K2HorizonForCausalLM": "k2_horizon", "LLaMAForCausalLM": "llama",
+    "MiniCPMForCausalLM": "minicpm", "OrionForCausalLM": "orion", "PanguEmbeddedForCausalLM": "PanguEmbedded",
+    "PanguUltraMoEForCausalLM": "pangu_ultra_moe", "Param2MoEForCausalLM": "param2moe", "Plamo3ForCausalLM": "plamo3",
+    "SarvamMLAForCausalLM": "sarvam_mla", "SarvamMoEForCausalLM": "sarvam_moe", "SolarForCausalLM": "solar",
+    "Step1ForCausalLM": "step1", "Step3TextForCausalLM": "step3_text", "Step3p5ForCausalLM": "step3p5",
+    "TeleChat2ForCausalLM": "telechat", "TeleChat3ForCausalLM": "llama", "TeleFLMForCausalLM": "llama",
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
 
@@ -128,6 +150,10 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     for kind in kinds:
         if kind in MODULE_OF:
             return reader_of(kind), kind
+    for config in (inner, outer):
+        for name in config.names("architectures") or ():
+            if name in CLASSES:
+                return reader_of(CLASSES[name]), CLASSES[name]
     encoder = next((kind for kind in kinds if kind in ENCODERS), None)
     if encoder is not None:
         raise UnsupportedModelError(

@@ -16,7 +16,7 @@ from kvplan.hardware.gpu import GpuSpec, gpu, offered_names
 from kvplan.models import catalog
 from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import abilities_of, terms_of
+from kvplan.servers.base import abilities_of, server_of, terms_of
 from kvplan.servers.plans.plan import Refusal
 from kvplan.servers.words.arguments import EngineArgs
 
@@ -252,14 +252,23 @@ def quantized_weights(request: Request) -> Knob:
     )  # fmt: skip
 
 
-def more_ranks(args: EngineArgs) -> Knob:
+def more_ranks(request: Request) -> Knob:
+    """More tensor ranks; none where a machine has one GPU, so that each more would be another machine."""
     return Knob(
         [
             FlagChange(f"--tensor-parallel-size {tp}", {"tensor_parallel_size": tp})
             for tp in TP_SIZES
-            if tp > args.tensor_parallel_size
+            if tp > request.args.tensor_parallel_size and request.gpu.node_gpus > 1
         ]
     )
+
+
+def more_gpus(request: Request) -> Knob:
+    """More GPUs of a server that places layers on them, as --gpu counts them."""
+    if request.gpu.name == "custom":
+        return more_ranks(request.args)
+    sizes = [count for count in TP_SIZES if count > request.args.tensor_parallel_size]
+    return Knob([FlagChange(f"--gpu {size}x{request.gpu.name}", {"tensor_parallel_size": size}) for size in sizes])
 
 
 def more_sharing_ranks(args: EngineArgs) -> Knob:
@@ -402,6 +411,12 @@ def fit_knobs(short: Plan, *, is_new: bool = False) -> Iterator[Knob]:
         yield Knob([FlagChange(f"--max-total-tokens {context}", {"max_total_tokens": context})])
     is_free = args.max_model_len != "auto"  # "auto" already is the longest context that fits
     contexts = [shorter_context(short.settings.max_model_len)] if is_free else []
+    if short.slots is not None:
+        own = server_of(request.release.engine).remedies(short)
+        yield from (Knob([FlagChange(flag, args)]) for flag, args in own)
+        yield more_gpus(request)
+        yield larger_gpu(request)
+        return
     if is_new:
         yield quantized_weights(request)
         yield from contexts
@@ -410,7 +425,7 @@ def fit_knobs(short: Plan, *, is_new: bool = False) -> Iterator[Knob]:
         yield smaller_needs(args)
     if not is_new:
         yield fp8_cache(args)
-    yield more_ranks(args)
+    yield more_ranks(request)
     if not is_new:
         yield from contexts
     yield larger_gpu(request)
@@ -418,6 +433,8 @@ def fit_knobs(short: Plan, *, is_new: bool = False) -> Iterator[Knob]:
 
 def is_sure(answer: Plan) -> bool:
     """True if it also fits with all estimates at their worst."""
+    if answer.slots is not None and answer.slots.left < answer.estimates["non_torch"].likely:
+        return False
     return answer.fits and answer.concurrency.low >= 1
 
 

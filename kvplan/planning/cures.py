@@ -361,7 +361,8 @@ def derived_contexts(search: Search) -> Iterator[int]:
 
 
 def more_ranks(search: Search) -> Iterator[int]:
-    yield from (count for count in RANKS if count > search.request.args.tensor_parallel_size)
+    several = search.request.gpu.node_gpus > 1
+    yield from (count for count in RANKS if several and count > search.request.args.tensor_parallel_size)
 
 
 def dividing_ranks(search: Search) -> list[int]:

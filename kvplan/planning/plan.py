@@ -1,19 +1,31 @@
 """plan(): a model, a GPU and flags -> where the memory goes, how many requests fit, and the command that starts it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.units import GIB, format_bytes
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
-from kvplan.planning.users import users_held
+from kvplan.planning.users import counter
 from kvplan.servers.base import SERVERS, abilities_of, server_of, terms_of
-from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Concurrency, HostRow, Place, PoolShare, Sized, UserAnswer
+from kvplan.servers.plans.plan import (
+    BUDGET_ROWS,
+    Budget,
+    Concurrency,
+    HostRow,
+    Place,
+    PoolShare,
+    Refusal,
+    Sized,
+    UserAnswer,
+)
 from kvplan.servers.plans.plan import Load as Load
 from kvplan.servers.plans.plan import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans.plan import Plan as Plan
 from kvplan.servers.plans.plan import Request as Request
+from kvplan.servers.plans.plan import check_load
 from kvplan.servers.plans.weights import online_scheme, weight_layout
 from kvplan.servers.releases import AS_INSTALLED, Version
 from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, EngineArgs, flags_of
@@ -62,21 +74,27 @@ def breakdown(request: Request, stage: Budget, share: PoolShare, *, load_peak: i
     )
 
 
+def pool_users(
+    load: Load, answer: Sized | Plan, blocks: tuple[int, int], *, fits: bool
+) -> tuple[UserAnswer, int | None, int | None]:
+    """Users that the pool holds by the load, and with `blocks`, its low and high end; none if it does not start."""
+    if not fits:
+        none = None if load.lengths is not None else 0
+        return UserAnswer(0, 0.0, "does not start"), none, none
+    users = counter(answer.pool, answer.settings, answer.capacity, load)
+    low, high = (None if load.lengths is not None else users(count).users for count in blocks)
+    return users(answer.capacity.num_blocks), low, high
+
+
 def users_of(request: Request, answer: Sized, *, fits: bool) -> Concurrency:
     """Users by the server's figure and by the load; all zero if the server does not start."""
-    load, capacity = request.load, answer.capacity
-
-    def users(num_blocks: int) -> UserAnswer:
-        if not fits:
-            return UserAnswer(0, 0.0, "does not start")
-        return users_held(answer.pool, answer.settings, capacity, load, num_blocks)
-
-    low, high = (None if load.lengths is not None else users(count).users for count in answer.blocks)
+    capacity = answer.capacity
+    pool, low, high = pool_users(request.load, answer, answer.blocks, fits=fits)
     return Concurrency(
         max=capacity.max_concurrency if fits else 0.0,
         low=answer.ends[0] if fits else 0.0,
         high=answer.ends[1] if fits else 0.0,
-        pool=users(capacity.num_blocks),
+        pool=pool,
         pool_low=low,
         pool_high=high,
         max_num_seqs=answer.settings.max_num_seqs,
@@ -89,7 +107,8 @@ def users_of(request: Request, answer: Sized, *, fits: bool) -> Concurrency:
 def lack_text(the_plan: Plan) -> str:
     """Why a plan does not fit: its server's reason, or the bytes that are missing."""
     if the_plan.refusal is not None:
-        return f"does not start: {the_plan.refusal.text}"
+        does = "does not fit" if the_plan.refusal.by == "phase" else "does not start:"
+        return f"{does} {the_plan.refusal.text}"
     args = the_plan.request.args
     of_each = " on each GPU" if args.world_size > 1 else ""
     return f"does not fit, {format_bytes(the_plan.deficit)} short{of_each}"
@@ -111,6 +130,7 @@ def check_vendor(request: Request) -> None:
     if " MIG " in request.gpu.device_name and request.args.world_size > 1:
         problem = f"is a MIG slice, and NCCL joins none with others ({request.args.world_size} ranks)"
         raise UsageError(f"--gpu {request.gpu.name}", problem, "use one slice for each server", keys=("gpu",))
+    check_shared_memory(request)
     if vendor in (*abilities_of(request.release.engine).vendors, "unknown"):
         return
     from kvplan.hardware.vendors import served_by, title  # only for the error
@@ -121,6 +141,19 @@ def check_vendor(request: Request) -> None:
         "--gpu", f"{server} is not planned on {title(vendor)} GPUs ({request.gpu.name})",
         f"use {' or '.join(others)}" if others else served_by(vendor), keys=("gpu",),
     )  # fmt: skip
+
+
+def check_shared_memory(request: Request) -> None:
+    """Reject what has no second memory to use, where host and GPU share one."""
+    gpu, args = request.gpu, request.args
+    if gpu.node_gpus == 1 and args.num_gpus > 1 and abilities_of(request.release.engine).one_machine:
+        problem = f"is one GPU with the host's memory: a machine has no second of {args.num_gpus} to spread over"
+        raise UsageError(f"--gpu {gpu.name}", problem, "use one rank, or a GPU of which a machine has several",
+                         keys=("gpu",))  # fmt: skip
+    if gpu.unified and not gpu.has_own_limit and (args.cpu_offload_gb or args.offload_group_size):
+        flag = "--cpu-offload-gb" if args.cpu_offload_gb else "--offload-group-size"
+        problem = f"frees nothing on {gpu.name}, whose GPU and host share one memory"
+        raise UsageError(flag, problem, "remove it, and quantize the weights or choose a smaller model")
 
 
 def plan(request: Request) -> Plan:
@@ -138,6 +171,36 @@ def plan(request: Request) -> Plan:
     if refusal is not None and refusal.by != "unsupported" and not capacity.fits:
         refusal = None  # the KV cache lacks memory, which says more
     fits = capacity.fits and capacity.num_blocks > 0 and refusal is None
+    answered = planned(request, answer, refusal, fits=fits, notes=notes)
+    return answered if request.colocated is None else beside_others(answered, answer, notes)
+
+
+def beside_others(alone: Plan, answer: Sized, notes: Sequence[str]) -> Plan:
+    """The plan with its phases; it fails where one does not fit beside what is stated for others."""
+    from kvplan.planning import phases  # only for a server that sleeps
+
+    request, colocated = alone.request, alone.request.colocated
+    if colocated is None:
+        return alone
+    if not colocated.level and request.args.enable_sleep_mode:  # an answer's remedy, or an option
+        colocated = replace(colocated, level=1)
+        request = replace(request, colocated=colocated)
+        alone = replace(alone, request=request)
+    if not alone.fits and alone.refusal is not None and alone.refusal.by == "free_memory":
+        base = plan(replace(request, memory_in_use=0, colocated=None))
+        own = phases.phases(base, colocated) if base.fits else ()
+        return replace(alone, refusal=phases.named(alone.refusal, colocated), phases=own)
+    if not alone.fits:
+        return alone
+    whole = replace(alone, phases=phases.phases(alone, colocated))
+    refusal = phases.refused(whole)
+    if refusal is None:
+        return whole
+    return replace(planned(request, answer, refusal, fits=False, notes=notes), phases=whole.phases)
+
+
+def planned(request: Request, answer: Sized, refusal: Refusal | None, *, fits: bool, notes: Sequence[str]) -> Plan:
+    capacity = answer.capacity
     return Plan(
         request=request,
         settings=answer.settings,
@@ -154,6 +217,19 @@ def plan(request: Request) -> Plan:
         notes=(*request.spec.notes, *notes, *answer.notes),
         encoder=answer.encoder,
         slots=answer.slots,
+    )
+
+
+def with_load(base: Plan, load: Load) -> Plan:
+    """The plan of the same server under another mean length; its notes are the base's.
+
+    Raise UsageError as plan() does.
+    """
+    request = replace(base.request, load=load)
+    check_load(request, base.settings.max_model_len)
+    pool, low, high = pool_users(load, base, (base.blocks_low, base.blocks_high), fits=base.fits)
+    return replace(
+        base, request=request, concurrency=replace(base.concurrency, pool=pool, pool_low=low, pool_high=high)
     )
 
 

@@ -16,6 +16,7 @@ from kvplan.core.records import Count, Number, Size
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, lack_text, plan
 from kvplan.planning.users import num_gpus
+from kvplan.servers.plans.plan import SlotCache
 from kvplan.servers.releases import Version
 from kvplan.servers.words.arguments import EngineArgs, option_words
 
@@ -36,6 +37,8 @@ class SweepRow(NamedTuple):
                        users_low and users_high its range
     pool_users         the same for one replica, regardless of max_num_seqs
     concurrency        the server's own figure for one replica
+    file_type          of the file, in a server that loads one; gpu_layers of num_layers are on GPUs there, and the
+                       experts of host_experts of them on the host
     refused_by         what stops a server whose KV cache would fit: free_memory, state_blocks, ...; see `reason`
     """
 
@@ -79,6 +82,10 @@ class SweepRow(NamedTuple):
     decode_context_parallel_size: Size = 1
     max_num_batched_tokens: Size | None = None
     num_speculative_tokens: Count = 0
+    file_type: str | None = None
+    gpu_layers: Count | None = None
+    num_layers: Count | None = None
+    host_experts: Count | None = None
 
     @property
     def is_possible(self) -> bool:
@@ -93,7 +100,7 @@ class Grid:
     requests   models x GPUs x contexts, in that nesting; `shape` their three counts
     releases   of the server; empty: each request's own
     means      mean tokens of a request, None: as long as the context; empty: each request's own
-    arguments  fields of EngineArgs and their values
+    arguments  fields of EngineArgs and their values; fields that have the same one stand together ("a,b")
     prices     dollars per hour of a GPU, by name
     """
 
@@ -142,6 +149,7 @@ class Grid:
             checkpoint=base.checkpoint,
             draft=base.draft,
             memory_in_use=base.memory_in_use,
+            host_bandwidth=base.host_bandwidth,
             measured=base.measured,
             repeated=base.repeated,
         )
@@ -153,7 +161,8 @@ class Grid:
         key = (self._alike[index], picks)
         args = self._made.get(key)
         if args is None:
-            values = {name: values[pick] for (name, values), pick in zip(self.arguments.items(), picks, strict=True)}
+            picked = zip(self.arguments.items(), picks, strict=True)
+            values = {name: values[pick] for (names, values), pick in picked for name in names.split(",")}
             args = replace(self.requests[index].args, **values)
             if len(self._made) < MOST_KEPT:
                 self._made[key] = args
@@ -199,6 +208,7 @@ def row_of(request: Request, price: float | None = None) -> SweepRow:
 
 def _planned(the_plan: Plan, price: float | None) -> SweepRow:
     request, answer, capacity, fits = the_plan.request, the_plan.concurrency, the_plan.capacity, the_plan.fits
+    cache = the_plan.slots
     args, gpus, replicas, most = request.args, num_gpus(the_plan), answer.replicas, the_plan.settings.max_num_seqs
     likely = answer.users * replicas
     low, high = (None if users is None else users * replicas for users in (answer.users_low, answer.users_high))
@@ -216,7 +226,12 @@ def _planned(the_plan: Plan, price: float | None) -> SweepRow:
         None if the_plan.refusal is None else the_plan.refusal.by,
         args.prefill_context_parallel_size, args.decode_context_parallel_size,
         the_plan.settings.max_num_batched_tokens, args.num_speculative_tokens,
+        *((None,) * 4 if cache is None else layers_of(the_plan, cache)),
     )  # fmt: skip
+
+
+def layers_of(the_plan: Plan, cache: SlotCache) -> tuple[str, int, int, int]:
+    return the_plan.settings.dtype, cache.gpu_layers, cache.num_layers, cache.host_experts
 
 
 def _impossible(request: Request, reason: str) -> SweepRow:

@@ -41,19 +41,28 @@ def users_held(pool: Pool, settings: "Settings", capacity: "Capacity", load: Loa
     The scheduler admits and runs this many without preemption as long as one prompt is prefilled at a time
     (tests/planning/test_users_exact.py runs it). The server's limit on sequences is not applied here.
     """
-    holds_one = num_blocks > capacity.blocks_per_request
-    if not holds_one and num_blocks < capacity.num_blocks:  # a smaller pool than planned: the server does not start
-        return UserAnswer(0, 0.0, "not even one request of the full context fits")
+    return counter(pool, settings, capacity, load)(num_blocks)
+
+
+def counter(pool: Pool, settings: "Settings", capacity: "Capacity", load: Load) -> Callable[[int], UserAnswer]:
+    """`users_held` of any number of blocks."""
     context = capacity.max_model_len
-    shared = pool.shared(min(load.shared_prefix, context))
-    usable = usable_blocks(pool, settings, capacity, load, num_blocks)
-    if load.lengths is not None:
-        answer = users_for_lengths(pool.allocated_blocks, usable, load.lengths, load.overflow, shared)
-    else:
-        users = most_users(pool.allocated_blocks, usable, load.longest(context), shared)
-        answer = UserAnswer(users, 0.0, "all users hold the same number of blocks")
-    # One request of the full context is admitted on its own, whatever its prefill takes.
-    return replace(answer, users=1) if holds_one and not answer.users else answer
+    shared, longest = pool.shared(min(load.shared_prefix, context)), load.longest(context)
+    kept_back, each = 1 + pool.in_flight(longest, context, settings), own_blocks(pool.allocated_blocks, longest, shared)
+
+    def users(num_blocks: int) -> UserAnswer:
+        holds_one = num_blocks > capacity.blocks_per_request
+        if not holds_one and num_blocks < capacity.num_blocks:  # a smaller pool than planned: the server does not start
+            return UserAnswer(0, 0.0, "not even one request of the full context fits")
+        usable = num_blocks - kept_back
+        if load.lengths is not None:
+            answer = users_for_lengths(pool.allocated_blocks, usable, load.lengths, load.overflow, shared)
+        else:
+            answer = UserAnswer(max(0, usable - shared) // each, 0.0, "all users hold the same number of blocks")
+        # One request of the full context is admitted on its own, whatever its prefill takes.
+        return replace(answer, users=1) if holds_one and not answer.users else answer
+
+    return users
 
 
 def usable_blocks(pool: Pool, settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> int:

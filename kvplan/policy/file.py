@@ -39,7 +39,7 @@ ENGINE_KEYS: Final = (
 TARGET_KEYS: Final = ("id", "command", "manifest", "container", *ENGINE_KEYS, "workload", "rules", "severity")
 DEFAULT_KEYS: Final = (*ENGINE_KEYS, "workload", "rules")
 TOP_KEYS: Final = ("version", "defaults", "targets", "baseline", "measured", "severity", "waivers", "allow_changes")
-WORKLOAD_KEYS: Final = ("profile", "trace", "rate", "tpot", *LENGTH_KEYS)
+WORKLOAD_KEYS: Final = ("profile", "trace", "rate", "tpot", "slo", *LENGTH_KEYS)
 TARGET_RULES: Final = tuple(name for name in RULES if "." not in name and name not in ("max_age", "plausible"))
 GROWTH: Final = ("weights", "kv_bytes_per_token", "lora")
 DROP: Final = ("kv_cache", "kv_tokens", "users", "concurrency", "headroom")
@@ -77,6 +77,7 @@ class Workload:
     profile, trace   source of the requests: at most one of them
     rate_per_s       requests per second; None: as in the profile or trace
     tpot_s           minimum seconds per simulated step; None: from the GPU's data
+    slo              latency targets, which operating limits keep: "ttft=2s,tpot=50ms"
     """
 
     profile: str | None
@@ -84,10 +85,11 @@ class Workload:
     rate_per_s: float | None
     tpot_s: float | None
     mark: Mark
+    slo: str | None = None
 
     def facts(self) -> dict[str, str]:
         """Stated fields except the trace, as text by key."""
-        stated = {"profile": self.profile, "rate": self.rate_per_s, "tpot": self.tpot_s}
+        stated = {"profile": self.profile, "rate": self.rate_per_s, "tpot": self.tpot_s, "slo": self.slo}
         return {key: str(value) for key, value in stated.items() if value is not None}
 
 
@@ -456,6 +458,7 @@ def _workload(table: Table, what: str, place: Place) -> Workload:
         rate_per_s=value("rate", _rate),
         tpot_s=value("tpot", _seconds),
         mark=table.mark,
+        slo=value("slo", _slo),
     )
 
 
@@ -470,6 +473,13 @@ def exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return True
+
+
+def _slo(text: str, option: str) -> str:
+    from kvplan.simulate.slo import parse_slo  # only where a workload has targets
+
+    parse_slo(text)
+    return text
 
 
 def _rate(text: str, option: str) -> float:

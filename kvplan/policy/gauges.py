@@ -321,7 +321,7 @@ def more_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
     """Changes it needs to start; smaller KV entries, more ranks, a larger GPU."""
     yield from advise.start_knobs(plan, is_sure=True)
     yield advise.fp8_cache(plan.request.args)
-    yield advise.more_ranks(plan.request.args)
+    yield advise.more_ranks(plan.request)
     yield advise.larger_gpu(plan.request)
     yield advise.more_sharing_ranks(plan.request.args)
 
@@ -329,7 +329,7 @@ def more_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
 def next_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
     """Only the next sizes, each on its own: a simulation of each takes a second or more."""
     yield Knob(advise.fp8_cache(plan.request.args).changes)
-    yield Knob(advise.more_ranks(plan.request.args).changes[:2])
+    yield Knob(advise.more_ranks(plan.request).changes[:2])
 
 
 def more_users(rule: Rule, plan: Plan) -> Iterator[Knob]:
@@ -348,14 +348,14 @@ def more_requests(rule: Rule, plan: Plan) -> Iterator[Knob]:
         yield switch(f"--max-num-seqs {seqs}", max_num_seqs=seqs)
     yield from advise.start_knobs(plan, is_sure=True)
     yield advise.fp8_cache(plan.request.args)
-    yield advise.more_ranks(plan.request.args)
+    yield advise.more_ranks(plan.request)
     yield advise.shorter_context(plan.capacity.max_model_len, CONTEXT_STEP)
     yield advise.larger_gpu(plan.request)
     yield advise.more_sharing_ranks(plan.request.args)
 
 
 def less_weight(rule: Rule, plan: Plan) -> Iterator[Knob]:
-    yield advise.more_ranks(plan.request.args)
+    yield advise.more_ranks(plan.request)
     yield advise.more_sharing_ranks(plan.request.args)
     if plan.request.spec.quantization is None and plan.request.args.quantization is None:
         yield switch("--quantization fp8", quantization="fp8")
@@ -363,7 +363,7 @@ def less_weight(rule: Rule, plan: Plan) -> Iterator[Knob]:
 
 def smaller_entries(rule: Rule, plan: Plan) -> Iterator[Knob]:
     yield advise.fp8_cache(plan.request.args)
-    yield advise.more_ranks(plan.request.args)
+    yield advise.more_ranks(plan.request)
 
 
 LORA_RANKS: Final = (512, 320, 256, 128, 64, 32, 16, 8, 1)
@@ -382,7 +382,7 @@ def fewer_adapters(rule: Rule, plan: Plan) -> Iterator[Knob]:
             if rank < args.max_lora_rank
         ]
     )
-    yield advise.more_ranks(args)
+    yield advise.more_ranks(plan.request)
 
 
 def more_left(rule: Rule, plan: Plan) -> Iterator[Knob]:
@@ -402,7 +402,7 @@ def more_left(rule: Rule, plan: Plan) -> Iterator[Knob]:
         if less > 0:
             yield Knob([FlagChange(f"--kv-cache-memory-bytes {less}", {"kv_cache_memory_bytes": less})])
     if not plan.fits:
-        yield advise.more_ranks(args)
+        yield advise.more_ranks(plan.request)
     yield advise.larger_gpu(plan.request)
 
 

@@ -4,12 +4,15 @@ kvplan.policy.file reads the policy, kvplan.policy.judge judges it. Sizes are in
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvplan.core.errors import InvalidInputError, Mark
 from kvplan.core.files import printable
+
+if TYPE_CHECKING:
+    from kvplan.policy.limits import Limits
 
 CHECK: Final = "kvplan/check@1"
 
@@ -155,11 +158,15 @@ class TargetResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """A judged policy. `warnings` concern the file itself: an expired waiver, no rules at all."""
+    """A judged policy. `warnings` concern the file itself: an expired waiver, no rules at all.
+
+    limits  operating limits by target, or why it has none; only where the format is made of them
+    """
 
     path: str
     targets: tuple[TargetResult, ...]
     warnings: tuple[str, ...]
+    limits: "Mapping[str, Limits | str]" = field(default_factory=dict)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -228,10 +235,10 @@ def _figures(values: object, where: str) -> Figures:
     if not isinstance(values, dict):
         raise InvalidInputError(where, "figures is not an object", "the file is damaged")
     kinds = {"fits": bool, "concurrency": int | float}
-    for field in fields(Figures):
-        value, kind = values.get(field.name), kinds.get(field.name, int)
-        if field.name == "users" and value is None:
+    for column in fields(Figures):
+        value, kind = values.get(column.name), kinds.get(column.name, int)
+        if column.name == "users" and value is None:
             continue
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-            raise InvalidInputError(where, f"{field.name} is missing or not a number", "the file is damaged")
-    return Figures(**{field.name: values[field.name] for field in fields(Figures) if field.name in values})
+            raise InvalidInputError(where, f"{column.name} is missing or not a number", "the file is damaged")
+    return Figures(**{column.name: values[column.name] for column in fields(Figures) if column.name in values})

@@ -246,7 +246,7 @@ class Recommendation(Result):
     def _shapes(self) -> CommandAnswer:
         from kvplan.report.recommend_text import document_of, shapes
 
-        return shapes(document_of(self._facts), self.PLACEMENTS)
+        return shapes(document_of(self._facts), self.PLACEMENTS, self._facts)
 
     @property
     def holds(self) -> bool:

@@ -132,9 +132,11 @@ def body(doc: PlanDocument, *, blocks: bool) -> list[Sequence[Part]]:
         return [
             slots_text.place_lines(doc, cache, doc["inputs"]["engine"]),
             slots_text.cache_lines(doc, cache),
+            slots_text.speed_lines(cache) if doc["fits"] else [],
         ]
     return [
         memory_lines(doc, blocks=blocks),
+        phase_lines(doc),
         kv_lines(doc),
         host_lines(doc),
         encoder_lines(doc),
@@ -169,6 +171,8 @@ def headline(doc: PlanDocument) -> str:
     if not doc["fits"]:
         if (refusal := start_refusal(doc)) is not None:
             when = "" if refusal["by"] == "unsupported" else f" at {context}"
+            if refusal["by"] == "phase":
+                return f"{subject} does not fit{when} {refusal['text']}"
             return f"{subject} does not start{when}: {refusal['text']}"
         short = f"{format_bytes(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
         if auto:
@@ -217,7 +221,7 @@ def users_range(doc: PlanDocument) -> str:
 
 
 # values of plan.refusal
-STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported")
+STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported", "phase")
 
 
 def start_refusal(doc: PlanDocument) -> Refusal | None:
@@ -228,7 +232,9 @@ def start_refusal(doc: PlanDocument) -> Refusal | None:
 
 def short_text(doc: PlanDocument) -> str:
     """What a plan lacks, as a table cell."""
-    return "does not start" if start_refusal(doc) is not None else f"{format_bytes(doc['deficit'])} short"
+    refusal = start_refusal(doc)
+    starts = refusal is None or refusal["by"] == "phase"
+    return f"{format_bytes(doc['deficit'])} short" if starts else "does not start"
 
 
 def is_capped(doc: PlanDocument) -> bool:
@@ -251,6 +257,10 @@ def caveats(doc: PlanDocument) -> list[str]:
     if is_capped(doc):
         limit_text = f"{users['max_num_seqs']:,} run at once ({seqs_bound(doc)})"
         texts.append(f"The KV cache holds {users['pool_users']:,}; at most {limit_text}.")
+    for phase in doc["colocation"]["phases"] if doc["colocation"] is not None and doc["fits"] else ():
+        short = phase["server_high"] + (phase["others"] or 0) - doc["memory"]["total"]
+        if short > 0:
+            texts.append(f"May not fit while {phase['name']}: {format_gib(short)} short at the high end of the range.")
     if may_lack_blocks(doc):
         seqs = f"{users['max_num_seqs']:,} sequences"
         texts.append(
@@ -525,6 +535,26 @@ def host_lines(doc: PlanDocument) -> list[Line]:
     return [line(f"Host memory{host_owner(doc)}{of_ranks}", "bold"), *map(line, texts)]
 
 
+def phase_lines(doc: PlanDocument) -> list[Line]:
+    """Lines on a server that shares its GPUs in turn: what it holds then, and what is left for others."""
+    shared = doc["colocation"]
+    if shared is None or not shared["phases"]:
+        return []
+    level = f"sleep level {shared['sleep_level']}" if shared["sleep_level"] else "it never sleeps"
+    turn = f"in turn with {shared['owner']}'s trainer" if shared["owner"] else "in turn with others"
+    lines = [line(f"Each GPU {turn} ({level})", "bold")]
+    for phase in shared["phases"]:
+        others, free = phase["others"], phase["free"]
+        low, high = (f"{phase[end] / GIB:,.2f}" for end in ("server_low", "server_high"))
+        spread = f" ({low}-{high})" if low != high else ""
+        beside = f"{format_gib(free)} left for others" if others is None else (
+            f"{format_gib(others)} beside it, {format_gib(abs(free))} {'free' if free >= 0 else 'short'}"
+        )  # fmt: skip
+        text = f"  {phase['name']:<12}{phase['server'] / GIB:>9,.2f} GiB{spread:<15}  {beside}"
+        lines.append(line(text, "" if free >= 0 else "red"))
+    return lines
+
+
 def encoder_lines(doc: PlanDocument) -> list[Line]:
     """Lines on the encoder's budget; empty for a text-only model."""
     budget = doc["encoder"]
@@ -743,7 +773,8 @@ def gpu_parts(plans: Sequence[tuple[GpuSpec, Plan | KvplanError]]) -> list[Part]
     lines: list[Part] = []
     is_mixed = len({doc["inputs"]["num_gpus"] for _, doc in documents if not isinstance(doc, str)}) > 1
     if first is not None:
-        subject = f"{name_of(first)} at {first['kv']['max_model_len']:,} tokens"
+        contexts = {doc["kv"]["max_model_len"] for _, doc in documents if not isinstance(doc, str)}
+        subject = name_of(first) if len(contexts) > 1 else f"{name_of(first)} at {contexts.pop():,} tokens"
         per_token = "" if is_mixed else f", {format_kib(first['kv']['bytes_per_token'])} of KV per token"
         lines = [line(f"{subject}{per_token}", "bold"), line()]
     headers = ("GPU", "memory", "weights", "KV cache", "tokens", "users", "range", "fits")

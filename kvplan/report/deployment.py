@@ -13,7 +13,6 @@ from kvplan.asked.nodes import PRODUCT, product_of
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, format_gib
-from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
 from kvplan.planning.plan import Plan, assignments, host_rows, kept_rows
 from kvplan.servers.base import Launch, server_of
@@ -70,10 +69,10 @@ def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
     gpu = plan.request.gpu
     if gpu.vendor not in ("nvidia", "unknown"):
         raise UsageError("--output", f"writes manifests only for NVIDIA GPUs ({gpu.name} is {gpu.vendor})", "remove it")
-    if ranks > NODE_GPUS:
+    if ranks > gpu.node_gpus:
         raise UsageError(
             "--output",
-            f"writes servers of one machine with at most {NODE_GPUS} GPUs ({ranks:,} here)",
+            f"writes servers of one machine with at most {gpu.node_gpus} GPUs ({ranks:,} here)",
             SEVERAL_NODES if plan.request.args.data_parallel_size > 1 else "use the printed command",
         )
     if re.search(r"^\.{0,2}/|\.json$", model_id(plan.request.spec)):
@@ -208,10 +207,11 @@ def container(plan: Plan, needs: Needs) -> str:
 def compose(plan: Plan, replicas: int, question: str) -> str:
     """Write a compose file with one service per replica, each on its own GPUs."""
     needs, name, ranks = needs_of(plan), name_of(plan), ranks_of(plan)
-    if ranks * replicas > NODE_GPUS:
+    most = plan.request.gpu.node_gpus
+    if ranks * replicas > most:
         raise UsageError(
             "--output compose",
-            f"supports one machine of at most {NODE_GPUS} GPUs ({replicas:,} servers need {ranks * replicas:,} here)",
+            f"supports one machine of at most {most} GPUs ({replicas:,} servers need {ranks * replicas:,} here)",
             "use --output k8s",
         )
     services = ""

@@ -131,7 +131,8 @@ function showUsers(isPlanned) {
   const rows = [["users at once, likely", "concurrency.users"], ["at least", "concurrency.users_low"], ["at most", "concurrency.users_high"],
     ["concurrency in the server's log", "concurrency.max"], ["scheduler's limit", "concurrency.max_num_seqs"], ["tokens in the KV cache", "kv.tokens"],
     ["blocks", "kv.num_blocks"], ["tokens a block", "kv.block_size"], ["KV bytes a token, each GPU", "kv.bytes_per_token"],
-    ["KV bytes a full context, each GPU", "kv.bytes_per_request"], ["bytes missing, each GPU", "deficit"]];
+    ["KV bytes a full context, each GPU", "kv.bytes_per_request"], ["bytes missing, each GPU", "deficit"], ["layers on the GPUs", "slots.gpu_layers"],
+    ["tokens/s of one user, likely", "slots.speed.empty.likely"]].filter(([, path]) => path in data.charts[state.chart].columns);
   for (const [label, path] of rows) {
     const figure = value(path);
     if (figure === null || (path === "deficit" && !figure)) continue;

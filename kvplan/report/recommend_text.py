@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
 from kvplan.core.table import Markdown, Table, Value
 from kvplan.core.units import GIB, format_gib, plural
-from kvplan.hardware.gpu import NODE_GPUS
+from kvplan.hardware.gpu import NODE_GPUS, gpu
 from kvplan.models.catalog import model_id
 from kvplan.planning.choice import Chosen
 from kvplan.planning.plan import Plan, Request, serve_command
@@ -24,12 +24,15 @@ from kvplan.planning.recommend import (
     Question,
     Recommendation,
     SettingAnswer,
+    most_users,
+    with_args,
 )
 from kvplan.planning.users import running_users
+from kvplan.report import buying
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Line, Part, line
-from kvplan.report.page import Block, bold, bullets, code
+from kvplan.report.page import Block, bold, bullets, code, folded
 
 if TYPE_CHECKING:
     from kvplan.documents import recommendation as typed
@@ -78,14 +81,14 @@ def document_of(chosen: Chosen) -> typed.RecommendationDocument:
     return document(chosen.question, chosen.request, chosen.price_source, chosen.search, chosen.needs)
 
 
-def shapes(doc: typed.RecommendationDocument, limit: int) -> CommandAnswer:
-    """The answer for each format, with so many placements."""
+def shapes(doc: typed.RecommendationDocument, limit: int, chosen: Chosen | None = None) -> CommandAnswer:
+    """The answer for each format, with so many placements; `chosen` is what it was written from."""
     return CommandAnswer(
         lambda _: table_lines(doc, limit),
         lambda: doc,
         lambda: rows_table(doc),
         lambda: page(doc, limit),
-        lambda: cost_bars(doc, limit),
+        lambda: cost_bars(doc, limit, chosen),
         [doc["question"]["engine"]],
     )
 
@@ -590,24 +593,78 @@ def page(doc: typed.RecommendationDocument, limit: int) -> list[Block]:
         parts += fit_parts(doc["fit"], holds=doc["holds"])
     elif doc["placements"]:
         headers, cells = placement_table(doc, limit)
-        parts += [Table.of(headers, cells), *remarks(doc, limit), ranking(doc)]
+        parts += [
+            *buying.summary(offers(doc), doc["question"]["prices"]),
+            bullets(assumptions(doc)),
+            *folded("All placements", [Table.of(headers, cells), *remarks(doc, limit), ranking(doc)]),
+        ]
     for title, texts in reasons(doc).items():
-        parts += [Markdown(f"{title}:"), bullets(texts)]
+        parts += folded(title, [bullets(texts)])
     for what, command in commands(doc):
         parts += [Markdown(f"Serve ({what}):" if what else "Serve:"), code(command)]
     return parts
 
 
-def cost_bars(doc: typed.RecommendationDocument, limit: int) -> list[Figure]:
-    """Cost of each placement: dollars per hour if prices are given, else the number of GPUs."""
+def capacity(question: Question, placement: Placement) -> int:
+    """Users of one of its servers, with as many sequences as they need."""
+    request = placement.plan.request
+    if "max_num_seqs" not in question.stated:
+        request = with_args(request, max_num_seqs=None)
+    return most_users(question, request) * request.args.data_parallel_size
+
+
+def offers(doc: typed.RecommendationDocument, capacities: Sequence[int] = ()) -> list[buying.Offer]:
+    """The first placement, and the two cheapest others."""
+    return buying.nearest(
+        buying.Offer(
+            name_of(place),
+            split_text(place),
+            buying.NOT_CHECKED,
+            max(users, place["users_low"] / num_servers(place)),
+            place["num_gpus"] // num_servers(place),
+            None if place["price_per_hour"] is None else place["price_per_hour"] / place["num_gpus"],
+            num_servers(place),
+        )
+        for place, users in zip_longest(doc["placements"], capacities, fillvalue=0)
+    )
+
+
+def name_of(placement: typed.Placement) -> str:
+    """ "2 x h200, fp8 KV"."""
+    return ", ".join((f"{placement['num_gpus']:,} x {placement['gpu']}", *placement["changes"]))
+
+
+def assumptions(doc: typed.RecommendationDocument) -> list[str]:
+    shown = {offer.name for offer in offers(doc)}
+    places = [place for place in doc["placements"] if name_of(place) in shown]
+    joined = {place["gpu"] for place in places if place["tensor_parallel_size"] * place["pipeline_parallel_size"] > 1}
+    slow = sorted(name for name in joined if gpu(name).interconnect == "pcie")
+    likely = "the likely number of users" if doc["question"]["end"] == "likely" else "the low end of its range"
+    return [
+        f"Load: {demand(doc)}.",
+        f"Memory: {doc['question']['engine']}, planned with {likely}.",
+        "Curve: servers of the same kind and flags, but for --max-num-seqs.",
+        "Latency: not checked. Only memory decides here, so a service under load may need more GPUs.",
+        *([f"{', '.join(slow)}: GPUs of one server communicate over PCIe at every layer."] if slow else []),
+        *([LESS_PRECISE] if any(is_less_precise(place) for place in places) else []),
+        *remark_on(STAGES, IN_STAGES, OVER_NODES, places),
+    ]
+
+
+def cost_bars(doc: typed.RecommendationDocument, limit: int, chosen: Chosen | None = None) -> list[Figure]:
+    """Cost of each placement: dollars per hour if prices are given, else the number of GPUs; and over the users."""
     prices = doc["question"]["prices"] is not None
     rows = [placement for placement in doc["placements"][:limit] if not prices or placement["price_per_hour"]]
     rows.sort(key=lambda row: (row["price_per_hour"] or 0.0, row["num_gpus"]))
     title = "Dollars per hour" if prices else "Number of GPUs"
     sizes = [(row["price_per_hour"] or 0.0) if prices else float(row["num_gpus"]) for row in rows]
-    texts = [f"{size:,.2f}" if prices else f"{size:,.0f}" for size in sizes]
-    names = [", ".join([row["gpu"], row["kv_dtype"], *row["changes"]]) for row in rows]
-    return bars(title, zip(names, sizes, texts, strict=True))
+    texts = [f"${size:,.2f}" if prices else f"{size:,.0f}" for size in sizes]
+    names = [name_of(row) for row in rows]
+    drawn = bars(title, zip(names, sizes, texts, strict=True))
+    if not doc["placements"] or chosen is None or chosen.search is None:
+        return drawn
+    capacities = [capacity(chosen.question, placement) for placement in chosen.search.placements]
+    return [*buying.curve(offers(doc, capacities), doc["question"]["users"], "users"), *drawn]
 
 
 def fit_parts(fit: typed.Fit, *, holds: bool) -> list[Block]:

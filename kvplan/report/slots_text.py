@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from kvplan.core.table import Table
 from kvplan.core.units import GIB, format_size, plural
 from kvplan.report.lines import Line, Part, line
 
 if TYPE_CHECKING:
-    from kvplan.documents.plan import PlanDocument, SlotCache
+    from kvplan.documents.plan import PlanDocument, Rate, SlotCache
+
+
+ENDS: Final[tuple[Literal["low", "likely", "high"], ...]] = ("low", "likely", "high")
 
 
 def answer_text(doc: PlanDocument, cache: SlotCache, several: str) -> str:
@@ -54,6 +57,28 @@ def place_table(cache: SlotCache) -> Table:
 
 def place_lines(doc: PlanDocument, cache: SlotCache, engine: str) -> list[Part]:
     return [line(f"Where the memory goes ({engine})", "bold"), place_table(cache)]
+
+
+def speed_lines(cache: SlotCache) -> list[Line]:
+    """Tokens per second with their ranges, and how they are known."""
+    speed = cache["speed"]
+    text = f"Speed  {speed_text(cache)}"
+    if speed["full"] is not None:
+        text += f" for one user, {rate_text(speed['full'], '')} with {speed['tokens']:,} tokens in the cache"
+        text += "" if speed["prompt"] is None else f"; prompts {rate_text(speed['prompt'], '')}"
+    return [line(text), *([line(f"  {speed['how']}")] if speed["how"] else [])]
+
+
+def speed_text(cache: SlotCache) -> str:
+    """Of one user with an empty cache: "39 tokens/s (27-45)"."""
+    speed = cache["speed"]
+    return f"not known: {speed['lacks']}" if speed["empty"] is None else rate_text(speed["empty"])
+
+
+def rate_text(rate: Rate, unit: str = " tokens/s") -> str:
+    """A rate with its range, in two digits or more."""
+    low, likely, high = (f"{rate[end]:,.0f}" if rate[end] >= 10 else f"{rate[end]:.1f}" for end in ENDS)
+    return f"{likely}{unit} ({low}-{high})"
 
 
 def cache_lines(doc: PlanDocument, cache: SlotCache) -> list[Line]:

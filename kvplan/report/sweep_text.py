@@ -140,7 +140,7 @@ def count(value: int | None) -> str:
 
 
 def stored(row: SweepRow) -> str:
-    return row.quantization or "as stored"
+    return row.quantization or row.file_type or "as stored"
 
 
 AXES = (
@@ -206,6 +206,10 @@ def verdict(row: SweepRow) -> str:
         return f"{format_bytes(row.deficit or 0)} short"
     if (row.concurrency_low or 0) < 1:
         return terms_of(row.engine).risk_row
+    if row.num_layers is not None and row.gpu_layers is not None and row.gpu_layers < row.num_layers:
+        return f"yes, {row.gpu_layers} of {row.num_layers} layers on GPUs" if row.gpu_layers else "yes, on the host"
+    if row.host_experts:
+        return f"yes, the experts of {row.host_experts} layers on the host"
     max_seqs = row.max_num_seqs or 0
     return f"yes, {max_seqs:,} at once" if (row.pool_users or 0) > max_seqs else "yes"
 
@@ -220,6 +224,8 @@ def subject(grid: Grid, rows: Sequence[SweepRow]) -> str:
     first = grid.requests[0]
     models, gpus, contexts = grid.shape
     text = printable(first.spec.name) if models == 1 else f"{models} models"
+    types = {row.file_type for row in rows}
+    text += f" as {types.pop()}" if len(types) == 1 and None not in types else ""
     text += f" on {first.gpu.name}" if gpus == 1 else f" on {gpus} GPUs"
     fixed = {row.max_model_len for row in rows}
     if contexts == 1 and len(fixed) == 1:
@@ -256,8 +262,19 @@ class Shown:
     alike: int = 0
 
     @property
+    def axes(self) -> list[Column]:
+        """The columns that vary; of those that servers choose by themselves, too."""
+        axes = varying(self.grid)
+        possible = [row for row in self.rows if row.is_possible]
+        mixed = {
+            "quantization": len({stored(row) for row in possible}) > 1,
+            "max_model_len": len({row.max_model_len for row in possible}) > 1,
+        }
+        return [column for column in AXES if column in axes or mixed.get(column.field)]
+
+    @property
     def table(self) -> Table:
-        axes, prices = varying(self.grid), bool(self.grid.prices)
+        axes, prices = self.axes, bool(self.grid.prices)
         cells = ([*(column.text(row) for column in axes), *figures(row, prices=prices)] for row in self.rows)
         left = sum(column.header in LEFT for column in axes)
         return Table.of([*(column.header for column in axes), *headers(prices=prices)], cells, left=left)
@@ -285,7 +302,7 @@ class Shown:
 
     def figures(self) -> list[Figure]:
         """Number of users that each of the rows serves."""
-        axes = varying(self.grid)
+        axes = self.axes
         rows = (
             (", ".join(column.text(row) for column in axes), row.users or 0, plural(row.users or 0, "user"))
             for row in self.rows

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
@@ -19,12 +20,7 @@ def rendered_page(template: str, *, servers: Sequence[str] = (), **values: Any) 
 
     servers  planned servers with their releases, for the foot of the page
     """
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(unbroken=unbroken)
-    page = environment.from_string(source_of(template))
-    return page.render(
+    return template_of(template).render(
         style=source_of("page.css"),
         version=kvplan_version(),
         command=COMMAND,
@@ -33,17 +29,28 @@ def rendered_page(template: str, *, servers: Sequence[str] = (), **values: Any) 
     )
 
 
+@cache
+def template_of(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(unbroken=unbroken)
+    return environment.from_string(source_of(name))
+
+
 def planned_for(servers: Sequence[str]) -> str:
     """ "Planned for vllm@0.33 and sglang@0.5. "."""
     names = list(dict.fromkeys(servers))
     return f"Planned for {' and '.join(', '.join(names).rsplit(', ', 1))}. " if names else ""
 
 
+@cache
 def source_of(name: str) -> str:
     """Text of a file in this package."""
     return files("kvplan.report").joinpath(name).read_text(encoding="utf-8")
 
 
+@cache
 def kvplan_version() -> str:
     try:
         return version("kvplan")

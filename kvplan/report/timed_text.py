@@ -10,10 +10,11 @@ from kvplan.core.table import Table, percent
 from kvplan.core.units import plural
 from kvplan.planning.plan import Request, serve_command
 from kvplan.planning.users import num_gpus
+from kvplan.report import buying
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import COMMAND, Part, line
-from kvplan.report.page import Block, bold, bullets, code
+from kvplan.report.page import Block, bold, bullets, code, folded
 from kvplan.report.recommend_text import LESS_PRECISE
 from kvplan.report.simulate_text import duration, rate_text, span
 from kvplan.simulate.ranges import coverage_remark, unseen_remark
@@ -35,7 +36,7 @@ UNTIMED_RANKS = (
 
 
 def document(
-    request: Request, load: str, demand: Demand, placed: Placed, *, shares_experts: bool
+    request: Request, load: str, demand: Demand, placed: Placed, *, prices: str | None, shares_experts: bool
 ) -> typed.TimedRecommendationDocument:
     context = request.args.max_model_len
     assert isinstance(context, int), "the command states one"
@@ -48,6 +49,9 @@ def document(
             "engine": request.release.label,
             "load": load,
             "targets": [f"{goal.name} at most {limit_text(goal.metric, goal.limit)}" for goal in demand.promises],
+            "users": demand.users,
+            "rate": demand.rate,
+            "prices": prices,
             "max_model_len": context,
             "spare": demand.spare,
             "strict": demand.strict,
@@ -236,25 +240,71 @@ def lines(doc: typed.TimedRecommendationDocument, limit: int) -> list[Part]:
 
 def page(doc: typed.TimedRecommendationDocument, limit: int) -> list[Block]:
     parts: list[Block] = [bold(doc["answer"])]
-    if doc["placements"]:
-        parts += [placements_table(doc, limit), METHOD]
-    if remarks(doc):
-        parts.append(bullets(remarks(doc)))
-    if doc["placements"]:
-        parts += ["Serve (each server):", code(doc["placements"][0]["command"])]
-    return parts
+    more: list[Block] = [bullets(texts)] if (texts := remarks(doc)) else []
+    if not doc["placements"]:
+        return [*parts, *more]
+    return [
+        *parts,
+        *buying.summary(offers(doc), doc["question"]["prices"]),
+        bullets(assumptions(doc)),
+        *folded("All placements", [placements_table(doc, limit), METHOD, *more]),
+        "Serve (each server):",
+        code(doc["placements"][0]["command"]),
+    ]
+
+
+def offers(doc: typed.TimedRecommendationDocument) -> list[buying.Offer]:
+    """The cheapest placement, and the two next; a server takes its share of the load as simulated."""
+    load = float(doc["question"]["users"] or doc["question"]["rate"] or 1.0)
+    offered = []
+    for place in doc["placements"]:
+        serving, hour = place["servers"] - place["spare"], place["price_per_hour"]
+        split = buying.servers_text(place["servers"], place["spare"], f"TP {place['tensor_parallel_size']}")
+        offered.append(
+            buying.Offer(
+                ", ".join((f"{place['num_gpus']:,} x {place['gpu']}", *place["changes"])),
+                split,
+                ", ".join(f"{target['promise']} {target_text(target)}" for target in place["targets"]),
+                load / serving,
+                place["num_gpus"] // place["servers"],
+                None if hour is None else hour / place["num_gpus"],
+                place["servers"],
+                place["spare"],
+            )
+        )
+    return buying.nearest(offered)
+
+
+def assumptions(doc: typed.TimedRecommendationDocument) -> list[str]:
+    question = doc["question"]
+    whole = "the whole range of every time meets it" if question["strict"] else "the likely time meets it"
+    targets = " and ".join(question["targets"])
+    return [
+        f"Load: {question['load']}, shared evenly by the servers.",
+        f"Targets: {targets}; {whole}.",
+        f"Latency: simulated for {question['engine']} at one server's share of the load, not measured on these GPUs.",
+        "Curve: a server is added for every further share of that size; one may take more, so later steps may not be due.",
+        *(coverage_remark(text) for text in doc["coverage"]),
+    ]
 
 
 def cost_bars(doc: typed.TimedRecommendationDocument, limit: int) -> list[Figure]:
-    """Cost of each placement, or without prices its number of GPUs."""
+    """Cost of each placement, or without prices its number of GPUs, and of the first ones over the load."""
     placements = doc["placements"][:limit]
+    if not placements:
+        return []
+    users, rate = doc["question"]["users"], doc["question"]["rate"]
+    figures: list[Figure] = [
+        *buying.curve(offers(doc), float(users or rate or 1.0), "users" if users else "requests per second")
+    ]
     names = [", ".join((f"{place['num_gpus']} x {place['gpu']}", *place["changes"])) for place in placements]
     prices = [place["price_per_hour"] for place in placements]
     if any(price is not None for price in prices):
         rows = zip(names, prices, strict=True)
-        return bars("Dollars per hour", ((name, price, dollars(price)) for name, price in rows if price is not None))
+        drawn = bars("Dollars per hour", ((name, price, dollars(price)) for name, price in rows if price is not None))
+        return figures + drawn
     counts = [place["num_gpus"] for place in placements]
-    return bars("GPUs", ((name, count, plural(count, "GPU")) for name, count in zip(names, counts, strict=True)))
+    return figures + bars("GPUs", ((name, count, plural(count, "GPU")) for name, count in zip(names, counts, strict=True)))
 
 
 Column = Literal[

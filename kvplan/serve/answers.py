@@ -2,10 +2,12 @@
 
 import json
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvplan.serve.filler import Call
 from kvplan.serve.generation import finite
 from kvplan.serve.jobs import Job, Piece
 
@@ -47,18 +49,35 @@ def usage(jobs: Sequence[Job], choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class PromptIds:
+    """Prompts of a request that returns token ids; n: completions per prompt."""
+
+    prompts: list[list[int]]
+    n: int
+
+    def of(self, index: int) -> list[int]:
+        return self.prompts[index // self.n]
+
+
 class Shape(Protocol):
-    """Response format of an endpoint: the only difference between completions and chat."""
+    """Response format of an endpoint."""
 
     prefix: str
 
     def whole(self, head: dict[str, Any], choices: Sequence[Choice]) -> dict[str, Any]: ...
 
+    def head(self, model: str, *, stream: bool) -> dict[str, Any]: ...
+
+
+class StreamShape(Shape, Protocol):
+    """One whose stream is of chunks: completions and chat."""
+
+    ids: PromptIds | None
+
     def opening(self, index: int) -> dict[str, Any] | None: ...
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]: ...
-
-    def head(self, model: str, *, stream: bool) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)
@@ -97,6 +116,7 @@ class CompletionShape:
     texts: Texts
     with_logprobs: bool
     echo: Echo | None = None
+    ids: PromptIds | None = None
     echoed: set[int] = field(default_factory=set)
     offsets: dict[int, int] = field(default_factory=dict)  # choice -> text offset of its next token
     prefix: str = "cmpl"
@@ -125,7 +145,12 @@ class CompletionShape:
             else:
                 text, ids, logprobs = prompt + text, [*prompt_ids, *ids], [*before, *logprobs]
         rows = self._logprobs(choice.index, ids, logprobs) if self.with_logprobs else None
-        ends = {"finish_reason": choice.reason, "stop_reason": choice.stop_reason}
+        ends: dict[str, Any] = {"finish_reason": choice.reason, "stop_reason": choice.stop_reason}
+        if self.ids is not None:
+            is_first = len(ids) == len(choice.token_ids)
+            ends |= {"token_ids": ids, "prompt_token_ids": self.ids.of(choice.index) if is_first else None}
+        if choice.prompt_logprobs and self.echo is None:
+            ends["prompt_logprobs"] = prompt_rows(choice, self.texts)
         return {"index": choice.index, "text": text, "logprobs": rows, **ends}
 
     def _logprobs(self, index: int, ids: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
@@ -145,12 +170,26 @@ class CompletionShape:
         return rows
 
 
+def prompt_rows(choice: Choice, texts: Texts) -> list[Any]:
+    """Return the prompt's log-probabilities as vLLM does: for each token an object by token id."""
+    return [
+        row
+        and {
+            str(token): {"logprob": finite(value), "rank": rank, "decoded_token": texts(token)}
+            for rank, (token, value) in enumerate(row.top, 1)
+        }
+        for row in choice.prompt_logprobs
+    ]
+
+
 @dataclass(slots=True)
 class ChatShape:
     """`chat.completion` responses and their chunks."""
 
     texts: Texts
     num_top: int | None  # None: no log-probabilities
+    call: Call | None = None  # of a tool, which the output is
+    ids: PromptIds | None = None
     prefix: str = "chatcmpl"
 
     def head(self, model: str, *, stream: bool) -> dict[str, Any]:
@@ -162,25 +201,55 @@ class ChatShape:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def whole(self, head: dict[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-        return {**head, "choices": [self._whole(choice) for choice in choices]}
+        document = {**head, "choices": [self._whole(choice) for choice in choices]}
+        if self.ids is not None:
+            document["prompt_token_ids"] = self.ids.prompts[0]
+        if choices[0].prompt_logprobs:
+            document["prompt_logprobs"] = prompt_rows(choices[0], self.texts)
+        return document
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if self.call is not None:
+            function = {"name": self.call.name, "arguments": self.call.argued(len(choice.text))}
+            message |= {"content": None, "tool_calls": [{"id": call_id(), "type": "function", "function": function}]}
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(choice.token_ids, choice.logprobs),
-            "finish_reason": choice.reason,
+            "finish_reason": self._reason(choice),
             "stop_reason": choice.stop_reason,
+            **({} if self.ids is None else {"token_ids": choice.token_ids}),
         }
+
+    def _reason(self, choice: Choice) -> str | None:
+        """Return the finish reason: "tool_calls" for a whole call of a tool that the request did not name, as vLLM."""
+        is_call = self.call is not None and not self.call.is_named
+        return "tool_calls" if is_call and choice.reason == "stop" else choice.reason
+
+    def _delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        """Return what a piece adds to the message; the choice has it already."""
+        if self.call is None:
+            return {"content": piece.text}
+        before = self.call.argued(len(choice.text) - len(piece.text))
+        function: dict[str, Any] = {"arguments": self.call.argued(len(choice.text))[len(before) :]}
+        row: dict[str, Any] = {"index": 0, "function": function}
+        if len(choice.token_ids) == 1:
+            row |= {"id": call_id(), "type": "function"}
+            function["name"] = self.call.name
+        elif not function["arguments"]:
+            return {}
+        return {"tool_calls": [row]}
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         ids = [] if piece.token_id is None else [piece.token_id]
         return {
             "index": choice.index,
-            "delta": {"content": piece.text},
+            "delta": self._delta(choice, piece),
             "logprobs": self._logprobs(ids, [piece.logprobs] * len(ids)),
-            "finish_reason": choice.reason,
+            "finish_reason": self._reason(choice),
             **({} if choice.reason is None else {"stop_reason": choice.stop_reason}),
+            **({} if self.ids is None else {"token_ids": ids}),
         }
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any] | None:
@@ -196,6 +265,10 @@ class ChatShape:
     def _row(self, token: int, value: float) -> dict[str, Any]:
         text = self.texts(token)
         return {"token": text, "logprob": finite(value), "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def call_id() -> str:
+    return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
 
 def event(document: dict[str, Any]) -> bytes:

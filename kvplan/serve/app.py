@@ -5,7 +5,7 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from kvplan.serve.answers import DONE, Choice, Shape, event, usage
+from kvplan.serve.admin import Admin
+from kvplan.serve.answers import DONE, Choice, StreamShape, event, usage
 from kvplan.serve.bodies import SMALL
 from kvplan.serve.cancellation import SHUTTING_DOWN, Cancellation
 from kvplan.serve.fields import ApiError
@@ -23,6 +24,7 @@ from kvplan.serve.generation import Generation, started
 from kvplan.serve.intake import Intake, Made, Prepared
 from kvplan.serve.intake import ServedModel as ServedModel  # with which an Api is made
 from kvplan.serve.openapi import openapi
+from kvplan.serve.responses import ResponseShape
 from kvplan.serve.worker import Worker
 
 BODY_S: Final = 30.0  # timeout for receiving a request body
@@ -36,6 +38,7 @@ class Api:
         self.worker, self.served = worker, served
         worker.end_token = served.template.end_token(worker.backend.tokenizer)
         self._intake = Intake(served, worker.backend.tokenizer, worker.backend.max_model_len)
+        self._admin = Admin(worker, served, self._small_body)
         self.is_draining = False
         self._created = int(time.time())
         self._spec = openapi(served.names[0], served.version, served.num_tokens)
@@ -53,8 +56,8 @@ class Api:
                 await asyncio.to_thread(self.worker.close)
 
         posts: dict[str, Handler] = {
-            "/v1/completions": self.completions,
-            "/v1/chat/completions": self.chat,
+            **{path: self._asked(read_body) for path, read_body in self._readers().items()},
+            **self._admin.posts(),
             "/tokenize": self._reader(self._intake.tokenize),
             "/detokenize": self._reader(self._intake.detokenize),
         }
@@ -66,6 +69,7 @@ class Api:
             "/version": self.version,
             "/metrics": self.metrics,
             "/openapi.json": self.openapi,
+            **self._admin.gets(),
         }
         methods = {"POST": posts, "GET": gets}
         routes = [
@@ -76,6 +80,19 @@ class Api:
         refusals: Mapping[Any, Any] = {HTTPException: _http_error}
         middleware = [Middleware(Cancellation, _error(SHUTTING_DOWN))]
         return Starlette(routes=routes, lifespan=lifespan, exception_handlers=refusals, middleware=middleware)
+
+    def _readers(self) -> dict[str, Callable[[bytes], Prepared]]:
+        """Return the readers of requests that run in the backend, by path."""
+        intake = self._intake
+        if self.served.vector_size is None:
+            return {
+                "/v1/completions": intake.completion,
+                "/v1/chat/completions": intake.chat,
+                "/v1/responses": intake.response,
+            }
+        ranks = dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), intake.rerank)
+        scores = dict.fromkeys(("/score", "/v1/score"), intake.score)
+        return {"/v1/embeddings": intake.embeddings, "/pooling": intake.pooling, **scores, **ranks}
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
@@ -128,6 +145,10 @@ class Api:
             raise ApiError(f"no whole body within {BODY_S:g} s", status=408, kind="RequestTimeoutError") from error
         return bytes(data)
 
+    async def _small_body(self, request: Request) -> bytes:
+        async with AsyncExitStack() as turn:
+            return await self._body(request, turn)
+
     async def _read(self, request: Request, read_body: Callable[[bytes], Made]) -> Made:
         async with AsyncExitStack() as turn:
             data = await self._body(request, turn)
@@ -141,23 +162,28 @@ class Api:
 
     # --- generation ---------------------------------------------------------------------------------------------
 
-    async def completions(self, request: Request) -> Response:
-        return await self._answer(request, await self._read(request, self._intake.completion))
+    def _asked(self, read_body: Callable[[bytes], Prepared]) -> Handler:
+        async def answered(request: Request) -> Response:
+            return await self._answer(request, await self._read(request, read_body))
 
-    async def chat(self, request: Request) -> Response:
-        return await self._answer(request, await self._read(request, self._intake.chat))
+        return answered
 
     async def _answer(self, request: Request, prepared: Prepared) -> Response:
         if self.is_draining:
             raise SHUTTING_DOWN
+        self.served.faults.strike()
         model, values, shape = prepared.model, prepared.values, prepared.shape
-        with_usage, each_usage = _stream_options(values)
+        with_usage, each_usage = _stream_options(values, is_strict=self.served.door.is_strict)
         adapter = model if model in self.served.adapters else None
         generation = started(self.worker, self.served.limits, prepared, adapter)
         name = generation.jobs[0].request_id.rpartition("-")[0]
         head = {"id": name, **shape.head(model, stream=bool(values["stream"]))}
         if values["stream"]:
-            lines = self._stream(request, generation, shape, head, with_usage=with_usage, each_usage=each_usage)
+            if isinstance(shape, ResponseShape):
+                lines = self._events(request, generation, shape, head)
+            else:
+                shape = cast("StreamShape", shape)
+                lines = self._stream(request, generation, shape, head, with_usage=with_usage, each_usage=each_usage)
             first = await anext(lines)  # a rejected request raises here and gets an error status
             return StreamingResponse(_chained(first, lines), media_type="text/event-stream")
         choices = [Choice(job.index) for job in generation.jobs]
@@ -166,10 +192,24 @@ class Api:
                 choices[index].take(piece)
         if any(choice.reason is None for choice in choices):
             raise ClientDisconnect
-        return JSONResponse({**shape.whole(head, choices), "usage": usage(generation.jobs, choices)})
+        return JSONResponse({"usage": usage(generation.jobs, choices), **shape.whole(head, choices)})
+
+    async def _events(
+        self, request: Request, generation: Generation, shape: ResponseShape, head: dict[str, Any]
+    ) -> AsyncIterator[bytes]:
+        has_begun = False
+        try:
+            async with _watched(request, generation, self.served.request_timeout_s):
+                async for lines in shape.stream(generation, head):
+                    has_begun = True
+                    yield lines
+        except ApiError as error:
+            if not has_begun:
+                raise
+            yield event({"type": "error", **error.body()["error"]})
 
     async def _stream(
-        self, request: Request, generation: Generation, shape: Shape, head: dict[str, Any], *, with_usage: bool,
+        self, request: Request, generation: Generation, shape: StreamShape, head: dict[str, Any], *, with_usage: bool,
         each_usage: bool,
     ) -> AsyncIterator[bytes]:  # fmt: skip
         """Yield a stream's events, the first one with the first piece, so that a rejected request can raise before."""
@@ -185,6 +225,8 @@ class Api:
                     for part in (opening, shape.chunk(choice, piece)):
                         if part is not None:
                             chunk = {**head, "choices": [part]}
+                            if part is opening and shape.ids is not None:
+                                chunk["prompt_token_ids"] = shape.ids.prompts[0]
                             if each_usage:
                                 chunk["usage"] = usage(generation.jobs, choices)
                             elif with_usage:
@@ -240,13 +282,13 @@ def _is_keyed(request: Request) -> bool:
     return path.startswith("/v1/")
 
 
-def _stream_options(values: dict[str, Any]) -> tuple[bool, bool]:
+def _stream_options(values: dict[str, Any], *, is_strict: bool) -> tuple[bool, bool]:
     """Return (whether usage comes at the end, whether it comes in every chunk)."""
     options = values["stream_options"] or {}
     if options and not values["stream"]:
         raise ApiError("stream_options needs stream to be true", param="stream_options")
     for name, value in options.items():
-        if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
+        if is_strict and name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
             raise ApiError(f"stream_options.{name[:60]}: unknown field", param="stream_options")
         if not isinstance(value, bool | None):
             raise ApiError(f"stream_options.{name[:60]} must be true or false", param="stream_options")

@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
 from typing import Any, Final, Literal
@@ -18,6 +18,7 @@ MOST_LOGPROBS: Final = 20  # vLLM's default --max-logprobs
 MOST_BIAS: Final = 100
 TOKEN_ID: Final = re.compile("(0|[1-9][0-9]{0,17})")  # no leading zeros: one spelling per token
 MOST_SEED: Final = 2**63 - 1
+MOST_NOTED: Final = 1000  # names of fields without effect that are logged
 Kind = Literal["integer", "number", "boolean", "string", "strings", "integers", "biases", "object", "any"]
 
 
@@ -43,7 +44,8 @@ class Field:
     biases    an object: token ids, as strings, to numbers from -100 to 100
     most_items  longest list of integers
     minimum, maximum  inclusive bounds of a number; above: exclusive lower bound
-    inert     the only accepted values, without effect, of an unsupported field; None: supported
+    inert     the only values, without effect, that the engine takes of a field it does not support; None: supported
+    simulated  True: a simulated server does what vLLM does; False: it takes any value of an inert field, without effect
     ignored   accepted with any value, without effect on the response
     """
 
@@ -53,6 +55,7 @@ class Field:
     maximum: float | None = None
     above: float | None = None
     inert: tuple[Any, ...] | None = None
+    simulated: bool = False
     ignored: bool = False
     required: bool = False
     most_items: int | None = None
@@ -86,19 +89,22 @@ class Field:
 
 
 NOT_SERVED: Final = {
-    "min_tokens": Field("integer", inert=(0,)),
+    "min_tokens": Field("integer", 0, inert=(0,), minimum=0, simulated=True),
+    "structured_outputs": Field("object", inert=({},), simulated=True),
+    "response_format": Field("object", inert=({"type": "text"},), simulated=True),
+    "prompt_logprobs": Field("integer", inert=(), minimum=0, maximum=MOST_LOGPROBS, simulated=True),
+    "kv_transfer_params": Field("object", inert=({},), simulated=True),
     "use_beam_search": Field("boolean", inert=(False,)),
     "length_penalty": Field("number", inert=(1,)),
-    "include_stop_str_in_output": Field("boolean", inert=(False,)),
     "skip_special_tokens": Field("boolean", inert=(True,)),
     "spaces_between_special_tokens": Field("boolean", inert=(True,)),
-    "truncate_prompt_tokens": Field("integer", inert=()),
-    "allowed_token_ids": Field("integers", inert=()),
-    "bad_words": Field("strings", inert=([],)),
-    "prompt_logprobs": Field("integer", inert=()),
-    "structured_outputs": Field("object", inert=()),
-    "response_format": Field("object", inert=({"type": "text"},)),
-    "return_token_ids": Field("boolean", inert=(False,)),
+    "allowed_token_ids": Field("integers", inert=([],)),
+    "bad_words": Field("any", inert=([],)),
+    "logprob_token_ids": Field("integers", inert=([],)),
+    "thinking_token_budget": Field("any", inert=()),
+    "repetition_detection": Field("object", inert=()),
+    "prompt_embeds": Field("any", inert=()),
+    "watermarking": Field("boolean", inert=(False,)),
 }
 IGNORED: Final = {
     name: Field("any", ignored=True)
@@ -123,6 +129,11 @@ COMMON: Final = {
     "priority": Field("integer", 0, minimum=-(2**31), maximum=2**31),
     "cache_salt": Field("string"),
     "logit_bias": Field("biases"),
+    "include_stop_str_in_output": Field("boolean", False),
+    "truncate_prompt_tokens": Field("integer", minimum=-1),
+    "truncation_side": Field("string"),
+    "return_token_ids": Field("boolean", False),
+    "return_tokens_as_token_ids": Field("boolean", False),
     **NOT_SERVED,
     **IGNORED,
 }
@@ -148,8 +159,9 @@ CHAT: Final = {
     "continue_final_message": Field("boolean", inert=(False,)),
     "echo": Field("boolean", inert=(False,)),
     "chat_template": Field("string", inert=()),
-    "tools": Field("any", inert=([],)),
-    "tool_choice": Field("any", inert=("none", "auto")),
+    "documents": Field("any"),
+    "tools": Field("any", (), inert=([],), simulated=True),
+    "tool_choice": Field("any", inert=("none", "auto"), simulated=True),
     "functions": Field("any", inert=([],)),
     "parallel_tool_calls": Field("boolean", ignored=True),
     "modalities": Field("any", inert=(["text"],)),
@@ -173,41 +185,75 @@ DETOKENIZE: Final = {
 }
 
 
-def read(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
-    """Return every field of a table with its value or default; raise ApiError for unknown or unsupported values."""
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Which fields a server takes.
+
+    is_simulated  True: no model runs, so that a field for a model's tokens alone is taken without effect
+    is_strict     True: unknown fields, and those without effect, are errors
+    log           takes a line about each name without effect, the first time
+    """
+
+    is_simulated: bool = False
+    is_strict: bool = False
+    log: Callable[[str], None] = lambda line: None
+    names: set[str] = field(default_factory=set)
+
+    def note(self, name: str, why: str) -> None:
+        """Log a name that has no effect, once."""
+        if name not in self.names and len(self.names) < MOST_NOTED:
+            self.names.add(name)
+            self.log(f"request field {name[:80]!r}: {why}")
+
+    def is_inert(self, row: Field) -> bool:
+        """True for a field of which only values without effect are taken."""
+        return row.inert is not None and (not self.is_simulated or (self.is_strict and not row.simulated))
+
+
+STRICT: Final = Door(is_strict=True)
+
+
+def read(body: Mapping[str, Any], table: Mapping[str, Field], door: Door = STRICT) -> dict[str, Any]:
+    """Return every field of a table with its value or default; raise ApiError for values that are wrong or unsupported,
+    and for unknown fields of a strict server.
+    """
     for name in body:
         if name not in table:
-            raise ApiError(f"{name[:80]}: unknown field; remove it", param=name[:80])
+            if door.is_strict:
+                raise ApiError(f"{name[:80]}: unknown field; remove it", param=name[:80])
+            door.note(name, "not known here; accepted without effect")
     values = {}
-    for name, field in table.items():
+    for name, row in table.items():
         value = body.get(name)
         if value is None:
-            if field.required:
+            if row.required:
                 raise ApiError(f"{name} is required", param=name)
-            values[name] = field.default
+            values[name] = row.default
         else:
-            values[name] = _checked(name, field, value)
+            values[name] = _checked(name, row, value, door)
     return values
 
 
-def _checked(name: str, field: Field, value: Any) -> Any:
-    if field.ignored:
+def _checked(name: str, row: Field, value: Any, door: Door) -> Any:
+    if row.ignored:
         return None
-    if not _is_kind(field.kind, value):
-        raise ApiError(f"{name} must be {WORDS[field.kind]} ({_shown(value)})", param=name)
-    if field.inert is not None:
-        if value not in field.inert:
+    if not _is_kind(row.kind, value):
+        raise ApiError(f"{name} must be {WORDS[row.kind]} ({_shown(value)})", param=name)
+    if door.is_inert(row):
+        if value not in (row.inert or ()):
             raise ApiError(f"{name}: not supported ({_shown(value)}); remove it", param=name)
-        return None
+        return row.default
+    if row.inert is not None and not row.simulated and value not in row.inert:
+        door.note(name, "accepted without effect, as no model runs")
     for fits, words in (
-        (field.most_items is None or len(value) <= field.most_items, f"at most {field.most_items} of them"),
-        (field.minimum is None or value >= field.minimum, f"at least {field.minimum}"),
-        (field.maximum is None or value <= field.maximum, f"at most {field.maximum}"),
-        (field.above is None or value > field.above, f"above {field.above}"),
+        (row.most_items is None or len(value) <= row.most_items, f"at most {row.most_items} of them"),
+        (row.minimum is None or value >= row.minimum, f"at least {row.minimum}"),
+        (row.maximum is None or value <= row.maximum, f"at most {row.maximum}"),
+        (row.above is None or value > row.above, f"above {row.above}"),
     ):
         if not fits:
             raise ApiError(f"{name} must be {words} ({_shown(value)})", param=name)
-    return (value,) if field.kind == "strings" and isinstance(value, str) else value
+    return (value,) if row.kind == "strings" and isinstance(value, str) else value
 
 
 WORDS: Final = {

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
@@ -49,8 +49,9 @@ def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, ind
             seed=seed if seed is None else seed + index,
             stop=tuple(values["stop"]),
             stop_token_ids=tuple(values["stop_token_ids"]),
+            include_stop_str_in_output=values["include_stop_str_in_output"],
             logprobs=logprobs,
-            prompt_logprobs=logprobs if values.get("echo") else None,  # as vLLM
+            prompt_logprobs=logprobs if values.get("echo") else values["prompt_logprobs"],  # as vLLM
             repetition_penalty=values["repetition_penalty"],
             presence_penalty=values["presence_penalty"],
             frequency_penalty=values["frequency_penalty"],
@@ -75,16 +76,17 @@ def encode(tokenizer: Any, text: str, *, special: bool, param: str = "prompt") -
     return ids
 
 
-def prompts_of(value: Any, tokens: Encode) -> list[list[int]]:
+def prompts_of(value: Any, tokens: Encode, param: str = "prompt") -> list[list[int]]:
     """Return one or several prompts, given as texts or token ids, as lists of token ids."""
+    problem = ApiError(f"{param} must be a text, a list of token ids, or a list of these", param=param)
     if isinstance(value, str):
         return [tokens(value)]
     if not isinstance(value, list) or not value:
-        raise ApiError("prompt must be a text, a list of token ids, or a list of these", param="prompt")
+        raise problem
     if all(map(is_whole, value)):
         return [value]
     if len(value) > MOST_ANSWERS:
-        raise ApiError(f"prompt: {len(value)} prompts; at most {MOST_ANSWERS} in one request", param="prompt")
+        raise ApiError(f"{param}: {len(value)} prompts; at most {MOST_ANSWERS} in one request", param=param)
     prompts = []
     for prompt in value:
         if isinstance(prompt, str):
@@ -92,7 +94,7 @@ def prompts_of(value: Any, tokens: Encode) -> list[list[int]]:
         elif isinstance(prompt, list) and prompt and all(map(is_whole, prompt)):
             prompts.append(prompt)
         else:
-            raise ApiError("prompt must be a text, a list of token ids, or a list of these", param="prompt")
+            raise problem
     return prompts
 
 
@@ -105,6 +107,20 @@ def texts_of(value: Any, prompts: Sequence[list[int]], tokenizer: Any) -> list[s
         own if isinstance(own, str) else tokenizer.decode(prompt, skip_special_tokens=False)
         for own, prompt in zip(texts, prompts, strict=True)
     ]
+
+
+def truncated(prompt: list[int], values: Mapping[str, Any], context: int) -> list[int]:
+    """Return the prompt's last tokens, or its first with truncation_side "right", as truncate_prompt_tokens says."""
+    limit, side = values["truncate_prompt_tokens"], values["truncation_side"] or "left"
+    if side not in ("left", "right"):
+        raise ApiError("`truncation_side` must be either 'left' or 'right'.", param="truncation_side")
+    if limit is None:
+        return prompt
+    if limit > context:
+        problem = f"truncate_prompt_tokens={limit} cannot be greater than max_model_len={context}; request fewer"
+        raise ApiError(problem, param="truncate_prompt_tokens")
+    limit = context - 1 if limit < 0 else limit  # -1: all that leaves room for a token
+    return prompt[:limit] if side == "right" or not limit else prompt[-limit:]
 
 
 def check_chars(num_chars: int, context: int, most_chars: int, param: str) -> None:
@@ -199,7 +215,9 @@ def started(worker: Worker, limits: Limits, prepared: "Prepared", adapter: str |
         group = Group(len(params_of_prompt))
         for params in params_of_prompt:
             index, priority, salt = len(jobs), values["priority"], values["cache_salt"]
-            jobs.append(Job(f"{name}-{index}", prompt, params, pieces, index, group, priority, salt, adapter))
+            job = Job(f"{name}-{index}", prompt, params, pieces, index, group, priority, salt, adapter)
+            job.simulated, job.times.arrived = prepared.simulated, worker.now()
+            jobs.append(job)
     for job in jobs:
         worker.submit(job)
     return Generation(worker, jobs, pieces)
@@ -207,6 +225,8 @@ def started(worker: Worker, limits: Limits, prepared: "Prepared", adapter: str |
 
 def check_admission(worker: Worker, limits: Limits, num: int) -> None:
     """Raise ApiError with vLLM's status and message if the queue is full, and count the rejection."""
+    if worker.refuses:
+        raise ApiError("the server sleeps or is paused; retry later", status=503, kind="ServiceUnavailableError")
     max_reqs, max_tokens = limits.max_num_queued_reqs, limits.max_num_queued_tokens
     if max_reqs is not None and len(worker.jobs) + num > max_reqs:
         worker.metrics.rejected("max_num_queued_reqs")

@@ -8,16 +8,19 @@ of a text, prompts of a request. Source of the bound on a prompt's characters: v
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from starlette.responses import JSONResponse, Response
 
 from engine.config import SamplingParams
-from kvplan.serve.answers import ChatShape, CompletionShape, Echo, Shape, Texts
+from kvplan.serve import pooling
+from kvplan.serve.answers import ChatShape, CompletionShape, Echo, PromptIds, Shape, Texts
 from kvplan.serve.bodies import parsed
 from kvplan.serve.chat import ChatTemplate, messages_of
-from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, read
+from kvplan.serve.faults import Faults
+from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, Door, read
+from kvplan.serve.filler import constrained_text, forced_call
 from kvplan.serve.generation import (
     Limits,
     check_chars,
@@ -27,7 +30,10 @@ from kvplan.serve.generation import (
     params_of,
     prompts_of,
     texts_of,
+    truncated,
 )
+from kvplan.serve.jobs import Simulated
+from kvplan.serve.responses import ResponseShape, chat_body
 
 MAX_BODY_BYTES: Final = 16 << 20
 MOST_LARGE: Final = 8  # bodies above bodies.SMALL that are received or wait for their thread; others are not read yet
@@ -41,8 +47,11 @@ class ServedModel:
 
     names     model names; responses and metrics use the first
     num_tokens  vocabulary size of the model
+    faults    shares of requests that fail, of a simulated server
+    vector_size  of a pooling model's embeddings; None: it generates
     version   version of kvplan
     adapters  adapter name -> path; clients use the name in place of the model's
+    door      which fields of requests it takes
     api_keys  keys accepted under /v1; if empty, no key is required
     """
 
@@ -51,10 +60,13 @@ class ServedModel:
     version: str
     limits: Limits
     template: ChatTemplate
+    faults: Faults = field(default_factory=Faults)
+    vector_size: int | None = None
+    door: Door = field(default_factory=Door)
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     request_timeout_s: float | None = None
-    adapters: Mapping[str, str] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,7 @@ class Prepared:
     prompts: list[list[int]]
     params: list[list[SamplingParams]]
     shape: Shape
+    simulated: Simulated | None = None  # of a simulated server
 
 
 class Intake:
@@ -97,10 +110,14 @@ class Intake:
     # --- in a thread --------------------------------------------------------------------------------------------
 
     def completion(self, data: bytes) -> Prepared:
-        values = read(parsed(data, self._context), COMPLETION)
+        values = read(parsed(data, self._context), COMPLETION, self._served.door)
         model = self.model(values["model"])
         special = True if values["add_special_tokens"] is None else values["add_special_tokens"]
-        prompts = prompts_of(values["prompt"], lambda text: self._tokens(text, special=special, param="prompt"))
+        is_cut = values["truncate_prompt_tokens"] is not None
+        prompts = prompts_of(
+            values["prompt"], lambda text: self._tokens(text, special=special, param="prompt", is_cut=is_cut)
+        )
+        prompts = [truncated(prompt, values, self._context) for prompt in prompts]
         max_tokens, echo = values["max_tokens"], None
         if not values["echo"] and not max_tokens:
             raise ApiError("max_tokens must be at least 1, or 0 with echo", param="max_tokens")
@@ -109,25 +126,84 @@ class Intake:
         if values["echo"]:
             texts = texts_of(values["prompt"], prompts, self._tokenizer)
             echo = Echo(list(zip(texts, prompts, strict=True)), values["n"], is_alone=max_tokens == 0)
-        shape = CompletionShape(Texts(self._tokenizer), values["logprobs"] is not None, echo)
+        ids = PromptIds(prompts, values["n"]) if values["return_token_ids"] else None
+        shape = CompletionShape(self._texts(values), values["logprobs"] is not None, echo, ids)
         return self._prepared(model, values, prompts, answers, values["logprobs"], shape)
 
     def chat(self, data: bytes) -> Prepared:
-        values = read(parsed(data, self._context), CHAT)
+        return self.chat_of(read(parsed(data, self._context), CHAT, self._served.door))
+
+    def response(self, data: bytes) -> Prepared:
+        body = parsed(data, self._context)
+        chat = self.chat_of(read(chat_body(body), CHAT, self._served.door))
+        call = chat.shape.call if isinstance(chat.shape, ChatShape) else None
+        return replace(chat, shape=ResponseShape(body, len(chat.prompts[0]), call))
+
+    def embeddings(self, data: bytes) -> Prepared:
+        return self._vectors(data, "embedding")
+
+    def pooling(self, data: bytes) -> Prepared:
+        return self._vectors(data, "pooling")
+
+    def _vectors(self, data: bytes, kind: str) -> Prepared:
+        values = read(parsed(data, self._context), pooling.EMBEDDING, self._served.door)
+        assert self._served.vector_size is not None
+        if (size := values["dimensions"] or self._served.vector_size) > self._served.vector_size:
+            raise ApiError(f"dimensions must be at most {self._served.vector_size}", param="dimensions")
+        if values["encoding_format"] not in ("float", "base64"):
+            raise ApiError("encoding_format must be float or base64", param="encoding_format")
+        if values["messages"] is not None:
+            prompts = [self._chat_prompt(values, self._most_chars)]
+        else:
+            if values["input"] is None:
+                raise ApiError("input is required", param="input")
+            prompts = prompts_of(values["input"], lambda text: self._tokens(text, special=True, param="input"), "input")
+        prompts = [truncated(prompt, values, self._context) for prompt in prompts]
+        return self._pooled(values, prompts, pooling.VectorShape(prompts, size, values["encoding_format"], kind))
+
+    def score(self, data: bytes) -> Prepared:
+        values = read(parsed(data, self._context), pooling.SCORE, self._served.door)
+        return self._pairs(values, *pooling.paired(values))
+
+    def rerank(self, data: bytes) -> Prepared:
+        values = read(parsed(data, self._context), pooling.RERANK, self._served.door)
+        rows = values["documents"] if isinstance(values["documents"], list) else []
+        documents = pooling.texts([row.get("text") if isinstance(row, dict) else row for row in rows], "documents")
+        return self._pairs(values, [values["query"]], documents, is_rank=True)
+
+    def _pairs(self, values: dict[str, Any], left: list[str], right: list[str], *, is_rank: bool = False) -> Prepared:
+        assert self._served.vector_size is not None
+        several = [self._tokens(text, special=True, param="text_1") for text in (*left, *right)]
+        prompts = [truncated(prompt, values, self._context) for prompt in several]
+        documents, size = right if is_rank else None, self._served.vector_size
+        shape = pooling.ScoreShape(prompts, len(left), size, documents, values.get("top_n", 0))
+        return self._pooled(values, prompts, shape)
+
+    def _pooled(self, values: dict[str, Any], prompts: list[list[int]], shape: Shape) -> Prepared:
+        check_count(len(prompts), 1)
+        checked_lengths(prompts, None, self._context, "input")
+        params = [[SamplingParams(temperature=0, max_tokens=1)] for _ in prompts]
+        values |= {"stream": False, "stream_options": None}
+        return Prepared(self.model(values["model"]), values, prompts, params, shape, Simulated(is_pooled=True))
+
+    def chat_of(self, values: dict[str, Any]) -> Prepared:
+        """Return the request that the fields of a chat ask for."""
         model = self.model(values["model"])
         if values["top_logprobs"] and not values["logprobs"]:
             raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
         num_top = values["top_logprobs"] if values["logprobs"] else None
-        prompt = self._chat_prompt(values, self._most_chars)
+        call = forced_call(values["tools"], values["tool_choice"])
+        prompt = truncated(self._chat_prompt(values, self._most_chars), values, self._context)
         max_tokens = values["max_completion_tokens"]
         if max_tokens is None:
             max_tokens = values["max_tokens"]
         answers = checked_lengths([prompt], max_tokens, self._context, "messages")
-        shape = ChatShape(Texts(self._tokenizer), num_top)
-        return self._prepared(model, values, [prompt], answers, num_top, shape)
+        ids = PromptIds([prompt], values["n"]) if values["return_token_ids"] else None
+        shape = ChatShape(self._texts(values), num_top, call, ids)
+        return self._prepared(model, values, [prompt], answers, num_top, shape, call and call.text)
 
     def tokenize(self, data: bytes) -> Response:
-        values = read(parsed(data, self._context), TOKENIZE)
+        values = read(parsed(data, self._context), TOKENIZE, self._served.door)
         self.model(values["model"])
         if (values["prompt"] is None) == (values["messages"] is None):
             raise ApiError("tokenize needs either prompt or messages", param="prompt")
@@ -143,7 +219,7 @@ class Intake:
         return JSONResponse({**counted, "tokens": tokens, "token_strs": strings})
 
     def detokenize(self, data: bytes) -> Response:
-        values = read(parsed(data, self._context), DETOKENIZE)
+        values = read(parsed(data, self._context), DETOKENIZE, self._served.door)
         self.model(values["model"])
         tokens = values["tokens"]
         if self._tokenizer is None:
@@ -153,9 +229,13 @@ class Intake:
             raise ApiError("tokens must be token ids of the model", param="tokens")
         return JSONResponse({"prompt": self._tokenizer.decode_batch([tokens], skip_special_tokens=False)[0]})
 
-    def _tokens(self, text: str, *, special: bool, param: str) -> list[int]:
+    def _texts(self, values: Mapping[str, Any]) -> Texts:
+        return Texts(None if values["return_tokens_as_token_ids"] else self._tokenizer)
+
+    def _tokens(self, text: str, *, special: bool, param: str, is_cut: bool = False) -> list[int]:
         if self._tokenizer is not None:
-            check_chars(len(text), self._context, self._most_chars, param)
+            most_chars = max(MOST_CHARS, self._most_chars) if is_cut else self._most_chars
+            check_chars(len(text), self._context, most_chars, param)
         return encode(self._tokenizer, text, special=special, param=param)
 
     def _chat_prompt(self, values: dict[str, Any], most_chars: int) -> list[int]:
@@ -164,19 +244,42 @@ class Intake:
         num_chars = sum(len(message["content"]) for message in messages)
         check_chars(num_chars, self._context, max(MOST_CHARS, most_chars), "messages")
         options = {"add_generation_prompt": values["add_generation_prompt"], **(values["chat_template_kwargs"] or {})}
+        options |= {name: values[name] for name in ("tools", "documents") if values.get(name)}
         text = self._served.template.prompt(messages, options)
         if self._tokenizer is not None:
             check_chars(len(text), self._context, most_chars, "messages")
-        return encode(self._tokenizer, text, special=bool(values["add_special_tokens"]), param="messages")
+        return encode(self._tokenizer, text, special=bool(values.get("add_special_tokens")), param="messages")
 
     def _prepared(
         self, model: str, values: dict[str, Any], prompts: list[list[int]], answers: list[int], logprobs: int | None,
-        shape: Shape,
+        shape: Shape, text: str | None = None,
     ) -> Prepared:  # fmt: skip
+        """Return a request; text: what its output has to be."""
         if values["stop"] and self._tokenizer is None:
             raise ApiError("stop: the model has no tokenizer; use stop_token_ids", param="stop")
         params = [[params_of(values, tokens, logprobs, index) for index in range(values["n"])] for tokens in answers]
-        return Prepared(model, values, prompts, params, shape)
+        simulated = self._simulated(values, answers, text) if self._served.door.is_simulated else None
+        return Prepared(model, values, prompts, params, shape, simulated)
+
+    def _simulated(self, values: dict[str, Any], answers: list[int], text: str | None) -> Simulated:
+        """Return what a simulated server has to know of a request's output."""
+        min_tokens = values["min_tokens"]
+        if min_tokens > min(answers):
+            problem = f"min_tokens must be less than or equal to max_tokens={min(answers)}, got {min_tokens}."
+            raise ApiError(problem, param="min_tokens")
+        if values["prompt_logprobs"] is not None and values["stream"]:
+            raise ApiError("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
+        if values["logit_bias"]:
+            problem = "a simulated server has no logits to add to: its output is a fixed text"
+            if self._served.door.is_strict:
+                raise ApiError(f"logit_bias: {problem}", param="logit_bias")
+            self._served.door.note("logit_bias", f"accepted without effect; {problem}")
+        if text is None:
+            text = constrained_text(values["response_format"], values["structured_outputs"])
+        answer = (
+            None if text is None else tuple(encode(self._tokenizer, text, special=False, param="structured_outputs"))
+        )
+        return Simulated(min_tokens, answer)
 
 
 def _refuse_long(length: int, limit: int, what: str, param: str) -> None:

@@ -65,6 +65,20 @@ class Group:
         return self.num_ended == self.n
 
 
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What a request asks of a simulated server alone.
+
+    min_tokens  generated tokens before which it does not end, except at its limit
+    answer      token ids of its output; None: a part of the fixed text
+    is_pooled   it ends with its prompt, and no token is generated
+    """
+
+    min_tokens: int = 0
+    answer: tuple[int, ...] | None = None
+    is_pooled: bool = False
+
+
 @dataclass(eq=False, slots=True)
 class Job:
     """One requested completion: created in the event loop, run in the backend's thread.
@@ -82,6 +96,7 @@ class Job:
     priority: int = 0
     cache_salt: str | None = None
     adapter: str | None = None
+    simulated: Simulated | None = None
     times: Timed = field(default_factory=Timed)
     request: Request | None = None  # the backend's request; used in its thread only
     delay: float = 0.0  # seconds between a token's step and its delivery to the client

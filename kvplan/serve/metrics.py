@@ -4,7 +4,6 @@ Metrics that do not apply to this server (other nodes, images) are omitted rathe
 vLLM does not have, begin with `kvplan:`.
 """
 
-import time
 from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
@@ -29,10 +28,18 @@ from kvplan.servers.logs.metrics import START_ARGUMENTS, START_FIGURE, START_SER
 if TYPE_CHECKING:
     from engine.tiers import Tiers
     from kvplan.serve.jobs import Job, Piece
+    from kvplan.serve.twin import Lag
 
 REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 LIMITS: Final = ("max_num_queued_reqs", "max_num_queued_tokens")
 SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
+CACHES: Final = ("device", "host", "p2p", "disk", "external_unspecified")
+ESTIMATES: Final = {
+    "flops": "floating point operations per GPU",
+    "read_bytes": "bytes read from memory per GPU",
+    "write_bytes": "bytes written to memory per GPU",
+}
+SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
 REQUEST_S: Final = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
@@ -75,6 +82,7 @@ class ServerMetrics:
         max_loras: int = 0,
         tiers: "Tiers[Any] | None" = None,
         start: ServerLog | None = None,
+        rank: int = 0,
     ) -> None:
         """Register the metrics.
 
@@ -82,12 +90,13 @@ class ServerMetrics:
         max_loras   slots for adapters; 0: no adapter metrics
         tiers       KV offloading tiers; None: no tiers, and no metrics for them
         start       start-up log of all ranks, which the page repeats
+        rank        the data-parallel rank
         """
         self.registry = CollectorRegistry()
         GCCollector(self.registry)
         PlatformCollector(self.registry)
         ProcessCollector(registry=self.registry)
-        self._labels = {"model_name": model_name, "engine": "0"}
+        self._labels = {"model_name": model_name, "engine": str(rank)}
         self._max_model_len = max_model_len
         self._queries = self._hits = self._preemptions = 0  # scheduler counts reported so far
         self._step_tokens = 0
@@ -104,7 +113,7 @@ class ServerMetrics:
             (*cache_config, "engine"),
             registry=self.registry,
         )
-        info.labels(**cache_config, engine="0").set(1)
+        info.labels(**cache_config, engine=str(rank)).set(1)
         self._max_loras = str(max_loras)
         self._adapters: list[str] = []  # adapters with requests, in order of first use
         self._lora_info = self._lora_gauge() if max_loras else None
@@ -149,6 +158,21 @@ class ServerMetrics:
         self._deferred = by_reason.labels(**self._labels, reason="deferred")
         self._usage = self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
 
+        states = Gauge(
+            "vllm:engine_sleep_state",
+            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
+            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
+            (*self._labels, "sleep_state"),
+            registry=self.registry,
+        )
+        self._sleep = [states.labels(**self._labels, sleep_state=state) for state in SLEEP_STATES]
+        self.sleeping(None)
+
+    def sleeping(self, level: int | None) -> None:
+        """Set the level of the server's sleep; None: it is awake."""
+        for gauge, is_so in zip(self._sleep, (level is None, level == 1, level == 2), strict=True):
+            gauge.set(is_so)
+
     def _lora_gauge(self) -> Gauge:
         names = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
         return Gauge("vllm:lora_requests_info", "Running stats on lora requests.", names, registry=self.registry)
@@ -179,6 +203,23 @@ class ServerMetrics:
         )
         cached = "Number of cached prompt tokens (local + external)."
         self._cached = self._counter("prompt_tokens_cached", cached)[""]
+        tiers = "device (local HBM), host (offloaded to DRAM), disk, p2p (transferred from another vLLM instance)"
+        by_cache = (
+            f"Prefix-cache hit tokens by the cache tier that supplied them: {tiers} or external_unspecified. Counted "
+            "at admission; sums to vllm:prefix_cache_hits + vllm:external_prefix_cache_hits."
+        )
+        self._by_cache = self._counter("prompt_tokens_cached_by_source", by_cache, "source", CACHES)
+        external = "External prefix cache {} from KV connector cross-instance cache sharing, in terms of number of {}."
+        self.external_queries, self.external_hits = (
+            self._counter(f"external_prefix_cache_{name}", external.format(name, what))[""]
+            for name, what in (("queries", "queried tokens"), ("hits", "cached tokens"))
+        )
+        for name in ("queries", "hits"):  # of images: a text model has none
+            of = "queried" if name == "queries" else "cached"
+            self._counter(f"mm_cache_{name}", f"Multi-modal cache {name}, in terms of number of {of} items.")
+        for name, what in ESTIMATES.items():  # 0 without --enable-mfu-metrics
+            text = f"Estimated number of {what} (for Model Flops Utilization calculations)."
+            self._counter(f"estimated_{name}_per_gpu", text)
         self._generated = self._counter("generation_tokens", "Number of generation tokens processed.")[""]
         self._success = self._counter(
             "request_success", "Count of successfully processed requests.", "finished_reason", REASONS
@@ -245,6 +286,19 @@ class ServerMetrics:
             *by_place.values(),
         ]
 
+    def watch(self, lag: "Lag") -> None:
+        """Show how far a simulated server is behind its plan."""
+        for name, text, read in (
+            (
+                "step_lag_seconds",
+                "How late the last step ended, by the plan.",
+                lambda: lag.last,
+            ),
+            ("step_time_factor", "Time that steps take / time that the plan gives them.", lambda: lag.factor),
+        ):
+            gauge = Gauge(f"kvplan:{name}", text, tuple(self._labels), registry=self.registry)
+            gauge.labels(**self._labels).set_function(read)
+
     # --- events -------------------------------------------------------------------------------------------------
 
     def rejected(self, limit: str) -> None:
@@ -277,6 +331,8 @@ class ServerMetrics:
         self._by_source["local_compute"].inc(num_tokens - num_cached)
         self._by_source["local_cache_hit"].inc(num_cached - num_loaded)
         self._by_source["external_kv_transfer"].inc(num_loaded)
+        self._by_cache["device"].inc(num_cached - num_loaded)
+        self._by_cache["host"].inc(num_loaded)
 
     def step(self, scheduler: Scheduler) -> None:
         """Record the end of a step."""
@@ -308,11 +364,13 @@ class ServerMetrics:
         if self._lora_info is not None:
             self._adapters_now(self._lora_info, scheduler)
 
-    def ended(self, job: "Job", reason: str) -> None:
+    def ended(self, job: "Job", reason: str, now: float) -> None:
         """Record the end of a request, for whatever reason."""
-        times, request, now = job.times, job.request, time.monotonic() + job.delay
+        times, request, now = job.times, job.request, now + job.delay
         assert request is not None
         num_tokens = request.seq.num_output_tokens
+        if job.simulated is not None and job.simulated.is_pooled and reason == "stop":
+            self._prompt_done(len(job.prompt), request.num_cached_tokens, request.seq.num_loaded_tokens)
         self._success[reason].inc()
         self._whole.observe(now - times.arrived)
         self._prompt_len.observe(len(job.prompt))
@@ -342,10 +400,7 @@ class OffloadMetrics:
 
     def __init__(self, page: ServerMetrics, tiers: "Tiers[Any]") -> None:
         self._tiers = tiers
-        queried = "External prefix cache queries from KV connector cross-instance cache sharing, in terms of number of "
-        self._queries = page._counter("external_prefix_cache_queries", f"{queried}queried tokens.")[""]
-        hits = "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of "
-        self._hits = page._counter("external_prefix_cache_hits", f"{hits}cached tokens.")[""]
+        self._queries, self._hits = page.external_queries, page.external_hits
         ways = {"load": "from offload storage to GPU", "store": "from GPU to offload storage"}
         verbs = {"load": "loaded", "store": "stored"}
         self._bytes = {

@@ -5,10 +5,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvplan.core.errors import EnvironmentProblem
@@ -46,9 +49,9 @@ class Server(uvicorn.Server):
     on_signal  called with the first signal's number; on_forced: with a second one's
     """
 
-    def __init__(self, config: uvicorn.Config, api: Api) -> None:
+    def __init__(self, config: uvicorn.Config, apis: Sequence[Api]) -> None:
         super().__init__(config)
-        self._api = api
+        self._apis = apis
         self._signal_s: float | None = None
         self.on_signal: Callable[[int], None] = ignore
         self.on_forced: Callable[[int], None] = ignore
@@ -60,7 +63,8 @@ class Server(uvicorn.Server):
         else:
             self._signal_s = time.monotonic()
             self.on_signal(sig)
-        self._api.is_draining = True
+        for api in self._apis:
+            api.is_draining = True
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -131,10 +135,30 @@ def begin(listener: socket.socket) -> None:
         raise EnvironmentProblem(where, f"cannot be used ({error.strerror})", "choose another --port") from error
 
 
-def server(api: Api, drain_s: int) -> Server:
-    """Return the uvicorn server of the application, with its limits."""
+class ByPort:
+    """ASGI application of several servers in one process: a request goes to the one whose port it came to."""
+
+    def __init__(self, apps: Mapping[int, Starlette]) -> None:
+        self._apps = apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._apps[scope["server"][1]](scope, receive, send)
+            return
+        async with AsyncExitStack() as stack:
+            await receive()
+            for app in self._apps.values():
+                await stack.enter_async_context(app.router.lifespan_context(app))
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def server(apis: Mapping[int, Api], drain_s: int) -> Server:
+    """Return the uvicorn server of the applications, by port, with its limits."""
+    apps = {port: api.app() for port, api in apis.items()}
     config = uvicorn.Config(
-        api.app(),
+        next(iter(apps.values())) if len(apps) == 1 else ByPort(apps),
         http=Protocol,
         ws="none",
         loop="asyncio",
@@ -147,25 +171,29 @@ def server(api: Api, drain_s: int) -> Server:
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         limit_concurrency=MOST_CONNECTIONS,
     )
-    return Server(config, api)
+    return Server(config, list(apis.values()))
 
 
-def serve(api: Api, listener: socket.socket, drain_s: int, on_ready: Callable[[], None]) -> None:
+def serve(apis: Sequence[Api], listeners: Sequence[socket.socket], drain_s: int, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT; the process then ends within drain_s seconds, or FORCED_S after a second signal.
 
     If the backend is lost, fail what is unfinished and raise its error.
     """
-    running = server(api, drain_s)
+    ports = [listener.getsockname()[1] for listener in listeners]
+    running = server(dict(zip(ports, apis, strict=True)), drain_s)
     running.on_signal = end_within(max(FORCED_S, drain_s - min(1.0, drain_s / 20)))  # a busy machine's timers are late
     running.on_forced = end_within(FORCED_S)
 
     def leave() -> None:
-        api.is_draining = running.should_exit = True
+        running.should_exit = True
+        for api in apis:
+            api.is_draining = True
 
-    api.worker.on_lost = leave
+    for api in apis:
+        api.worker.on_lost = leave
 
     async def main() -> None:
-        task = asyncio.create_task(running.serve(sockets=[listener]))
+        task = asyncio.create_task(running.serve(sockets=list(listeners)))
         while not running.started and not task.done():
             await asyncio.sleep(0.01)
         if running.started:
@@ -173,5 +201,6 @@ def serve(api: Api, listener: socket.socket, drain_s: int, on_ready: Callable[[]
         await task
 
     asyncio.run(main())
-    if api.worker.lost is not None:
-        raise api.worker.lost
+    for api in apis:
+        if api.worker.lost is not None:
+            raise api.worker.lost

@@ -10,6 +10,7 @@ from kvplan.serve.worker import NO_HOOKS, Hooks
 
 if TYPE_CHECKING:
     from engine.tiers import Tiers
+    from kvplan.serve.twin import Lag
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class Start:
     adapters: dict[str, str] = field(default_factory=dict)
     tiers: "Tiers[Any] | None" = None  # KV offloading tiers
     whole_log: tuple[str, ...] = ()
+    vector_size: int | None = None  # of a pooling model
+    lag: "Lag | None" = None  # of a simulated server
+    rank: int = 0  # the data-parallel one
 
 
 def cache_config(plan: Plan) -> dict[str, str]:

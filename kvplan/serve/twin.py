@@ -5,13 +5,14 @@ gets the same tokens. It ends after the server's configured number of tokens, or
 """
 
 import hashlib
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
-from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from engine.config import SamplingParams
@@ -23,6 +24,8 @@ from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
 from kvplan.planning.plan import Plan
 from kvplan.serve.drafts import Drafts
+from kvplan.serve.jobs import Simulated
+from kvplan.serve.kv_events import EventLog, Publisher, check_groups
 from kvplan.serve.text import end_token_of
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
@@ -38,6 +41,9 @@ ANSWER: Final = (
 )
 
 
+PLAIN: Final = Simulated()
+WINDOW: Final = 100  # steps over which the host's lag is averaged
+LATE: Final = 1.1  # times the planned duration from which a warning is due
 REST_S: Final = 0.005  # longest wait for a copy in a step with nothing to run
 
 
@@ -52,11 +58,56 @@ class Clock(Protocol):
 class WallClock:
     """The machine's monotonic clock."""
 
+    is_virtual = False
+
     def now(self) -> float:
         return time.monotonic()
 
     def sleep_until(self, moment: float) -> None:
         time.sleep(max(0.0, moment - self.now()))
+
+
+class VirtualClock:
+    """A clock that only steps move: every time is the plan's, and nobody waits."""
+
+    is_virtual = True
+
+    def __init__(self) -> None:
+        self._now = time.monotonic()
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep_until(self, moment: float) -> None:
+        self._now = max(self._now, moment)
+
+
+def unix_time(clock: "WallClock | VirtualClock") -> Callable[[], float]:
+    """Return the clock as seconds since 1970."""
+    offset = time.time() - clock.now()
+    return lambda: clock.now() + offset
+
+
+class Lag:
+    """How late steps end because the host takes longer than the plan gives it; `warn` is called once, with a line."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self.last = 0.0  # seconds of the last step
+        self.factor = 1.0  # of the last WINDOW steps: time taken / time planned
+        self._warn: Callable[[str], None] | None = warn
+        self._num_steps, self._late, self._planned = 0, 0.0, 0.0
+
+    def count(self, late: float, planned: float) -> None:
+        self.last = max(0.0, late)
+        self._num_steps += 1
+        self._late, self._planned = self._late + self.last, self._planned + planned
+        if self._num_steps < WINDOW:
+            return
+        self.factor = 1 + self._late / self._planned if self._planned else 1.0
+        self._num_steps, self._late, self._planned = 0, 0.0, 0.0
+        if self.factor > LATE and self._warn is not None:
+            self._warn(f"this host falls behind: steps take {self.factor:.1f} times as long as planned; lower --speed")
+            self._warn = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +124,32 @@ class Flight:
 
     batch: Batch
     end: float
+    seconds: float  # that the plan gives it
+
+
+@dataclass(slots=True)
+class Script:
+    """What a request's output will be.
+
+    words  token ids that follow each other, again from the first after the last
+    start  index of the first one
+    luck   source of draft acceptance
+    ends   True: the output ends after the last word; else at the server's length
+    """
+
+    words: Several[int]
+    start: int
+    luck: Random
+    min_tokens: int = 0
+    ends: bool = False
+    is_pooled: bool = False
+
+    def word(self, place: int, stops: frozenset[int]) -> int:
+        """Return the output's token at a place; before min_tokens none that ends it, as far as there is another."""
+        first = (self.start + place) % len(self.words)
+        if place >= self.min_tokens or self.ends or self.words[first] not in stops:
+            return self.words[first]
+        return next((word for word in (*self.words[first:], *self.words) if word not in stops), self.words[first])
 
 
 class Twin:
@@ -83,6 +160,9 @@ class Twin:
     adapters       adapter name -> path: affects batching and prefix-cache hits
     drafts         speculative decoding: draft tokens and their acceptance
     tiers          KV offloading tiers
+    noise          standard deviation of the logarithm of step times, whose mean stays the plan's
+    publisher      where KV events go; None: nowhere
+    warn           takes a line for whoever runs the server
     """
 
     def __init__(
@@ -95,16 +175,29 @@ class Twin:
         speed: float = 1.0,
         output_tokens: int = 128,
         clock: Clock | None = None,
-        adapters: Mapping[str, str] = MappingProxyType({}),
+        adapters: dict[str, str] | None = None,
         drafts: Drafts | None = None,
         tiers: TimedTiers | None = None,
+        noise: float = 0.0,
+        publisher: Publisher | None = None,
+        warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         config = scheduler_config(plan, "paged")
         self.tokenizer = tokenizer
         self.max_model_len = config.max_model_len
         self.tiers, self._drafts = tiers, drafts
         self.scheduler = self._scheduler(config, plan)
-        self._clock = clock or WallClock()
+        self.clock, self.lag, self._noise, self._luck = clock or WallClock(), Lag(warn), noise, Random(0)
+        self._adapters = {} if adapters is None else adapters
+        self._lora_ids = {name: number for number, name in enumerate(self._adapters, 1)}
+        self.publisher = publisher
+        if publisher is not None:
+            rules, drafts_rules = groups(plan), self.scheduler.extension(Drafting)
+            check_groups(rules, plan.request.spec.name)
+            is_latent = all(group.first.kind == "latent" for group in plan.pool.groups)
+            lookahead = 0 if drafts_rules is None else drafts_rules.rules.hash_lookahead
+            self._events = EventLog(rules, lookahead, is_latent, self._lora_ids)
+            self.scheduler.blocks.pool.watcher = self._events
         self._reaches = tuple(kind.reach for kind in attention_kinds(plan))
         self._step_time, self._speed = step_time, speed
         self._vocab_size = plan.request.spec.vocab_size
@@ -112,10 +205,8 @@ class Twin:
         self._eos = eos_token_ids or (frozenset() if own_end is None else frozenset([own_end]))
         self._output_tokens = output_tokens
         self._words = [0] if tokenizer is None else tokenizer.encode(ANSWER, add_special_tokens=False).ids
-        self._adapters = adapters
         self._requests: dict[str, Request] = {}
-        self._starts: dict[str, int] = {}  # request id -> start of its response in the text
-        self._luck: dict[str, Random] = {}  # request id -> random source of draft acceptance
+        self._scripts: dict[str, Script] = {}  # of requests
         self._in_flight: deque[Flight] = deque()
         self._free_at = 0.0  # time at which the simulated device becomes idle
         self._ended: list[Request] = []  # the next step returns their outputs
@@ -144,14 +235,9 @@ class Twin:
         cache_salt: str | None = None,
         adapter: str | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
+        simulated: Simulated = PLAIN,
     ) -> Request:
         params = params or SamplingParams()
-        if params.logit_bias:
-            raise InvalidInputError(
-                "logit_bias",
-                "this server simulates and has no logits: its answer is a fixed text",
-                "remove it, or serve a model",
-            )
         if adapter is not None and adapter not in self._adapters:
             raise InvalidInputError("adapter", f"{adapter!r:.60} is not known", "name another, or remove it")
         keys = () if adapter is None else (("lora", adapter, self._adapters[adapter]),)
@@ -165,30 +251,38 @@ class Twin:
             stop_token_ids=stop_token_ids(params, self._eos, self.tokenizer),
             skips_cache=params.prompt_logprobs is not None,
         )
-        if not self._eos and not params.ignore_eos:  # no end token exists
-            seq.max_tokens = min(seq.max_tokens, self._output_tokens)
+        script = self._script(seq, params, simulated)
+        if not self._eos and (script.ends or not params.ignore_eos):  # no end token exists
+            length = len(script.words) if script.ends else max(self._output_tokens, script.min_tokens)
+            seq.max_tokens = max(1, min(seq.max_tokens, length))
         self.scheduler.add(seq)
-        request = self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
+        request = Request(seq, params, on_token, self.tokenizer, min_tokens=script.min_tokens)
+        self._requests[seq.request_id], self._scripts[seq.request_id] = request, script
         if params.prompt_logprobs is not None:
             rivals = params.prompt_logprobs
             request.prompt_logprobs += [_logprobs(token, rivals) for token in seq.token_ids[1:]]
-        start = _start(seq.token_ids, params.seed)
-        self._starts[seq.request_id] = start % len(self._words)
-        if self._drafts is not None:
-            self._luck[seq.request_id] = Random(start)
         return request
+
+    def _script(self, seq: Sequence, params: SamplingParams, simulated: Simulated) -> Script:
+        start = _start(seq.token_ids, params.seed)
+        if simulated.answer is not None:
+            return Script(simulated.answer, 0, Random(start), ends=True)
+        return Script(
+            self._words, start % len(self._words), Random(start), simulated.min_tokens, is_pooled=simulated.is_pooled
+        )
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Take an adapter's name, without reading it."""
+        self._adapters[name] = path
+        self._lora_ids.setdefault(name, len(self._lora_ids) + 1)
 
     def abort(self, request_id: str) -> object:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.scheduler.abort(request_id)
             request.on_token = None
-            self._forget(request_id)
+            del self._scripts[request_id]
         return request
-
-    def _forget(self, request_id: str) -> None:
-        del self._starts[request_id]
-        self._luck.pop(request_id, None)
 
     def delay(self, request: Request) -> float:
         """Return the current delay in seconds between a request's step and its tokens' delivery to the client."""
@@ -214,6 +308,8 @@ class Twin:
                 raise
         else:
             self._in_flight.clear()  # all their requests have ended
+        if self.publisher is not None:
+            self.publisher.publish(self._events.take())
         ended, self._ended = self._ended, []
         return [request.output() for request in ended]
 
@@ -226,7 +322,7 @@ class Twin:
 
     def _run(self) -> None:
         batch = self.scheduler.schedule()
-        begin = self._clock.now() if self.tiers is None else self._copy(self.tiers, batch)
+        begin = self.clock.now() if self.tiers is None else self._copy(self.tiers, batch)
         for seq in batch.new:
             self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
         for seq in batch.failed:
@@ -235,28 +331,35 @@ class Twin:
             seconds = self._step_time.seconds(batch_work(batch, self._reaches))
             if self._drafts is not None and self._drafts.passes is not None:
                 seconds += self._drafts.passes.seconds(batch)
+            if self._noise:
+                seconds *= math.exp(self._luck.gauss(-self._noise * self._noise / 2, self._noise))
             self._free_at = max(begin, self._free_at) + seconds / self._speed
-            self._in_flight.append(Flight(batch, self._free_at))
+            self._in_flight.append(Flight(batch, self._free_at, seconds / self._speed))
         depth = self.scheduler.config.batch_queue_depth
         if self._in_flight and (len(self._in_flight) == depth or not batch.num_tokens):
             self._take_in(self._in_flight.popleft())
         elif self.tiers is not None and not self._in_flight:
-            self._clock.sleep_until(self._next_copy(self.tiers))
+            self.clock.sleep_until(self._next_copy(self.tiers))
         if self.tiers is not None:
-            self.tiers.take_in_at(self._clock.now() * self._speed)
+            self.tiers.take_in_at(self.clock.now() * self._speed)
 
     def _copy(self, tiers: TimedTiers, batch: Batch) -> float:
         """Begin a step's copies; return the time at which the step may write."""
-        return tiers.begin_at(self._clock.now() * self._speed, batch) / self._speed
+        return tiers.begin_at(self.clock.now() * self._speed, batch) / self._speed
 
     def _next_copy(self, tiers: TimedTiers) -> float:
         """Return the end time of the next copy, at most REST_S from now, as requests may arrive before."""
-        now, end = self._clock.now(), tiers.host.next_end
+        now, end = self.clock.now(), tiers.host.next_end
         return now if end is None else min(now + REST_S, end / self._speed)
 
     def _take_in(self, flight: Flight) -> None:
         """Wait until a batch has run, and deliver its tokens."""
-        self._clock.sleep_until(flight.end)
+        self.clock.sleep_until(flight.end)
+        self.lag.count(self.clock.now() - flight.end, flight.seconds)
+        for seq in flight.batch.samples:
+            if not seq.is_finished and self._scripts[seq.request_id].is_pooled:
+                self.scheduler.finish(seq.request_id, "stop")
+                self._end(self._requests[seq.request_id])
         seqs = [seq for seq in flight.batch.samples if not seq.is_finished]
         tokens = {seq.request_id: self._tokens(seq, flight.batch) for seq in seqs}
         self.scheduler.update(flight.batch, tokens)
@@ -271,7 +374,7 @@ class Twin:
         num_held = 0
         if num_drafts:
             assert self._drafts is not None
-            num_held = self._drafts.num_accepted(self._luck[seq.request_id], num_drafts)
+            num_held = self._drafts.num_accepted(self._scripts[seq.request_id].luck, num_drafts)
         return [self._token(seq, seq.num_output_tokens + place) for place in range(num_held + 1)]
 
     def _propose(self, batch: Batch) -> None:
@@ -283,11 +386,13 @@ class Twin:
         drafting.propose({seq: drafts for seq in batch.samples if seq.status == "running"})
 
     def _token(self, seq: Sequence, place: int) -> int:
-        params = self._requests[seq.request_id].params
-        if self._eos and not params.ignore_eos and place + 1 >= self._output_tokens:
+        params, script = self._requests[seq.request_id].params, self._scripts[seq.request_id]
+        if script.ends and place >= len(script.words):
+            return min(self._eos, default=0)
+        is_over = place >= script.min_tokens and place + 1 >= self._output_tokens and not params.ignore_eos
+        if self._eos and is_over and not script.ends:
             return min(self._eos)
-        token: int = self._words[(self._starts[seq.request_id] + place) % len(self._words)]
-        return token
+        return script.word(place, seq.stop_token_ids)
 
     def _receive(self, request: Request) -> None:
         """Pass a sequence's new tokens on to its request."""
@@ -308,7 +413,7 @@ class Twin:
     def _end(self, request: Request) -> None:
         request_id = request.seq.request_id
         if self._requests.pop(request_id, None) is not None:  # None: aborted by a callback
-            self._forget(request_id)
+            del self._scripts[request_id]
             self._ended.append(request)
 
 

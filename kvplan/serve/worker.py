@@ -1,13 +1,14 @@
 """The thread that owns the backend: requests arrive in a queue, outputs go back to the event loop."""
 
 import asyncio
+import concurrent.futures
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from engine.request import Request, RequestOutput, TokenUpdate
 from kvplan.core.errors import KvplanError, SettingError
@@ -19,6 +20,7 @@ IDLE_S: Final = 30.0
 MOST_FAILURES: Final = 3  # consecutive failed steps after which /health reports 503
 
 
+T = TypeVar("T")
 CLIENT_WORDS: Final = {"prompt_logprobs": "logprobs with echo", "speculative_config": "speculation"}
 
 
@@ -35,11 +37,14 @@ class Hooks:
 
     delay  seconds between a request's step and its tokens' delivery to the client; called at the first token
     idle   called periodically while there is no work; close: called at the end
+    now    the clock of all times; is_virtual: nobody waits by it
     """
 
     delay: Callable[[Request], float] = no_delay
     idle: Callable[[], None] = do_nothing
     close: Callable[[], None] = do_nothing
+    now: Callable[[], float] = time.monotonic
+    is_virtual: bool = False
 
 
 NO_HOOKS: Final = Hooks()
@@ -49,13 +54,16 @@ class Worker:
     """Owner of a backend and its thread; call `submit`, `abort` and `close` in the event loop."""
 
     def __init__(self, backend: Backend, metrics: ServerMetrics, hooks: Hooks = NO_HOOKS) -> None:
-        self.backend, self.metrics, self._hooks = backend, metrics, hooks
+        self.backend, self.metrics, self._hooks, self.now = backend, metrics, hooks, hooks.now
         self.end_token: int | None = None  # the tokenizer's own, which is no stop reason
         self.is_well = True
         self.lost: Exception | None = None  # in the loop: what ended the thread before its time
         self.on_lost: Callable[[], None] = do_nothing  # called in the loop
         self.jobs: dict[str, Job] = {}  # in the loop: unfinished jobs
-        self._inbox: queue.SimpleQueue[Job | str | None] = queue.SimpleQueue()
+        self.refuses = False  # in the loop: no new requests, as the server sleeps
+        self.is_paused = False  # no steps
+        self._calls: set[concurrent.futures.Future[Any]] = set()  # that have no result yet
+        self._inbox: queue.SimpleQueue[Job | str | Callable[[], None] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="kvplan-engine", daemon=True)
         self._own: dict[str, Job] = {}  # in the thread: jobs submitted to the backend
@@ -82,6 +90,39 @@ class Worker:
                 job.has_ended = True
                 self._inbox.put(job.request_id)
 
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """Abort jobs whose clients wait: they get what there is, with finish reason "abort"."""
+        for job in jobs:
+            self._inbox.put(job.request_id)
+            self._give(job, [Piece(finish=Finish("abort"))])
+
+    async def call(self, run: Callable[[Any], T]) -> T:
+        """Run something with the backend in its thread, between two steps; raise what it raises."""
+        if self.lost is not None:
+            raise self.lost
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def in_thread() -> None:
+            if not future.set_running_or_notify_cancel():  # the client is gone
+                return
+            try:
+                future.set_result(run(self.backend))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        self._inbox.put(in_thread)
+        return await asyncio.wrap_future(future)
+
+    async def pause(self) -> None:
+        """Run no step from now on, until `resume`."""
+        await self.call(lambda _: setattr(self, "is_paused", True))
+
+    def resume(self) -> None:
+        self.refuses = self.is_paused = False
+        self._inbox.put(do_nothing)  # ends its wait
+
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
@@ -102,11 +143,13 @@ class Worker:
         self.lost = error
         for job in list(self.jobs.values()):
             self._give(job, [failed(error)])
+        for future in list(self._calls):
+            future.set_exception(error)
         self.on_lost()
 
     def _deliver(self, pieces: dict[Job, list[Piece]]) -> None:
         for job, parts in pieces.items():
-            if job.delay:
+            if job.delay and not self._hooks.is_virtual:
                 asyncio.get_running_loop().call_later(job.delay, self._give, job, parts)
             else:
                 self._give(job, parts)
@@ -136,16 +179,20 @@ class Worker:
 
     def _work(self) -> None:
         while self._take_in():
-            if self.backend.has_unfinished:
+            if self._has_steps:
                 self._step()
             self._send()
         for request_id in list(self._own):
             self._abort(request_id)
         self._hooks.close()
 
+    @property
+    def _has_steps(self) -> bool:
+        return self.backend.has_unfinished and not self.is_paused
+
     def _take_in(self) -> bool:
-        """Process new submissions and aborts, blocking if the backend is idle; return False on close."""
-        wait = not self.backend.has_unfinished
+        """Process new submissions, aborts and calls, blocking if the backend is idle; return False on close."""
+        wait = not self._has_steps
         while True:
             try:
                 item = self._inbox.get(block=wait, timeout=IDLE_S)
@@ -160,6 +207,8 @@ class Worker:
                     self._abort(item)
                 case Job():
                     self._add(item)
+                case _:
+                    item()
             wait = False
 
     def _add(self, job: Job) -> None:
@@ -172,24 +221,25 @@ class Worker:
                 cache_salt=job.cache_salt,
                 adapter=job.adapter,
                 on_token=self._on_token,
+                **({} if job.simulated is None else {"simulated": job.simulated}),
             )
         except BackendLostError:
             raise
         except Exception as error:  # an invalid request must not affect the others
             self._pieces[job] = [Piece(refused=error)]
             return
-        job.times.queued = time.monotonic()
+        job.times.queued = self.now()
         self._own[job.request_id] = job
 
     def _abort(self, request_id: str) -> None:
         job = self._own.pop(request_id, None)
         if job is not None:
             self.backend.abort(request_id)
-            self.metrics.ended(job, "abort")
+            self.metrics.ended(job, "abort", self.now())
             self.metrics.levels(self.backend.scheduler)
 
     def _step(self) -> None:
-        began = time.monotonic()
+        began = self.now()
         try:
             outputs = self.backend.step()
             self._failures = 0
@@ -201,7 +251,7 @@ class Worker:
             self.is_well = self._failures < MOST_FAILURES
             self.metrics.failed(error)
         ended = {output.request_id: output for output in outputs}
-        now = time.monotonic()
+        now = self.now()
         self._note_admitted(ended, began)
         for job, pieces in self._pieces.items():
             self.metrics.tokens(job, pieces, now)
@@ -240,7 +290,7 @@ class Worker:
         pieces = self._pieces.setdefault(job, [])
         last = pieces.pop() if pieces else Piece(num_cached_tokens=output.num_cached_tokens)
         pieces.append(replace(last, finish=finish))
-        self.metrics.ended(job, finish.reason)
+        self.metrics.ended(job, finish.reason, self.now())
 
     def _send(self) -> None:
         pieces, self._pieces = self._pieces, {}

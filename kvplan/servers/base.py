@@ -5,7 +5,8 @@ plug-ins. Code above uses it and its wording (`Terms`) without naming a server. 
 vLLM does not import SGLang.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
@@ -103,7 +104,9 @@ class Abilities:
     lean_kernels      kernels of experts that keep workspaces of their own -> kernels that keep none
     vendors           makers of GPUs that it serves on by rules that are known
     fits_context      without a context it chooses one that fits
-    file_types        --quantization is the type of the file that it loads, and changes nothing while loading
+    one_machine       a server's GPUs are those of one machine
+    file_types        --quantization is the type of the file that it loads, one of these, the largest first; none: it
+                     changes the weights while loading
     """
 
     label_words: bool = False
@@ -119,7 +122,8 @@ class Abilities:
     lean_kernels: Mapping[str, str] = field(default_factory=dict)
     vendors: tuple[str, ...] = ("nvidia", "amd")
     fits_context: bool = False
-    file_types: bool = False
+    one_machine: bool = False
+    file_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,7 @@ class Starts:
     call_args    arguments implied by such a call
     images       substrings of its images' names, besides its own name
     classes      other classes in Python whose keywords are the engine's arguments
+    reading      words for its parser of a text that is no command (a file of settings), None for another; None: no such
     """
 
     launcher: tuple[str, ...]
@@ -168,6 +173,7 @@ class Starts:
     call_args: Mapping[str, Any]
     images: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    reading: Callable[[str], list[str] | None] | None = None
 
 
 class Pasted(Protocol):
@@ -259,6 +265,7 @@ class Server(Reader, Protocol):
     layout     how it shards a model over ranks: the request's, or a draft's, in the dtype of the request's
     size       its memory on each stage, its pool, and what the pool holds
     kept_back  bytes of each GPU that must stay free in addition to the plan's rows, for peaks it does not plan
+    remedies   of a server that places layers: flags, and the arguments they set, each with which a plan fits; else ()
     host       its use of host memory
     explain    the formulas behind a plan
     """
@@ -276,6 +283,7 @@ class Server(Reader, Protocol):
     def size(self, request: "Request") -> "Sized": ...
     def gate(self, plan: "Plan", end: Literal["low", "likely"]) -> "Refusal | None": ...
     def kept_back(self, plan: "Plan") -> int: ...
+    def remedies(self, plan: "Plan") -> "Iterable[tuple[str, dict[str, Any]]]": ...
     def host(self, plan: "Plan") -> "tuple[HostRow, ...]": ...
     def explain(self, plan: "Plan") -> Explanation: ...
     def pasted(self) -> Pasted: ...
@@ -298,6 +306,7 @@ SERVERS: dict[str, Callable[[], Server]] = {
     "vllm": _listed("vllm"),
     "sglang": _listed("sglang"),
     "llamacpp": _listed("llamacpp"),
+    "ollama": _listed("ollama"),
 }
 # Other names of a server in --engine.
 ALIASES: Final = {"llama.cpp": "llamacpp", "llama-server": "llamacpp"}
@@ -314,15 +323,19 @@ def readers() -> dict[str, Callable[[], Reader]]:
 
 def server_of(engine: str) -> Server:
     """Return the server of a label (`vllm@0.33+flashinfer`) or name; KeyError if it is not listed."""
-    name = engine.partition("@")[0]
-    return SERVERS[ALIASES.get(name, name)]()
+    return SERVERS[name_of(engine)]()
+
+
+def name_of(engine: str) -> str:
+    """A server's name in `SERVERS`, of a label or another of its names; what is no server's is returned as it is."""
+    name = re.split("[@+]", engine)[0]
+    return ALIASES.get(name, name)
 
 
 def parse_engine(text: str) -> "Version":
     """Parse `vllm`, `vllm@0.33`, `vllm@0.11.0`, `vllm@0.9+flashinfer`, `sglang` or `sglang@0.4.3`."""
     engine, *words = text.split("+")
-    name, _, number = engine.partition("@")
-    name = ALIASES.get(name, name)
+    name, number = name_of(engine), engine.partition("@")[2]
     if name not in SERVERS:
         *forms, last = [form for known in SERVERS for form in server_of(known).terms.engines]
         raise UsageError(f"--engine {text!r}", "is not a supported server", f"use {', '.join(forms)} or {last}")
@@ -339,7 +352,7 @@ def parse_engine(text: str) -> "Version":
 
 
 def terms_of(engine: str) -> Terms:
-    return readers()[engine.partition("@")[0]]().terms
+    return readers()[name_of(engine)]().terms
 
 
 def flag_of(engine: str, argument: str) -> str:
@@ -348,7 +361,7 @@ def flag_of(engine: str, argument: str) -> str:
 
 
 def abilities_of(engine: str) -> Abilities:
-    return readers()[engine.partition("@")[0]]().abilities
+    return readers()[name_of(engine)]().abilities
 
 
 def titles(has: Callable[[Abilities], bool]) -> tuple[str, str]:

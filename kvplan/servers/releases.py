@@ -40,6 +40,7 @@ class Releases:
     changes   by name: present in each release from `since` on
     listed    whether an explanation of an older release lists later changes
     builds    (first release, CUDA that its published wheel and image are built for), oldest first
+    called    what --engine calls the server, if not as its folder
     """
 
     oldest: Number
@@ -48,6 +49,7 @@ class Releases:
     changes: Mapping[str, ReleaseChange]
     listed: bool = False
     builds: tuple[tuple[tuple[int, ...], tuple[int, int]], ...] = ()
+    called: str = ""
 
 
 NONE: Final = Releases((0, 0), (0, 0), (), {})
@@ -125,7 +127,7 @@ class Version:
         if self.expert_tokens is not None:
             suffixes.append(f"+experts-{self.expert_tokens}")
         patch = "" if self.patch is None else f".{self.patch}"
-        return f"{self.engine}@{self.number[0]}.{self.number[1]}{patch}{''.join(suffixes)}"
+        return f"{releases_of(self.engine).called or self.engine}@{self.number[0]}.{self.number[1]}{patch}{''.join(suffixes)}"
 
     def has(self, change: str) -> bool:
         """True if this release or an earlier one of the same server has the change; False for another server's

@@ -243,7 +243,7 @@ def source_of(words: LoadWords, tell: Tell) -> Source:
         return source if not shared else with_shared_prefix(source, shared)
     at_once = words.users or words.max_concurrency
     users = parse_count(at_once, "--users" if words.users else "--max-concurrency") if at_once else 0
-    num_requests = count or max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))
+    num_requests = count or default_requests(users)
     if words.profile is not None:
         return from_profile(profile(words.profile), num_requests, seed, shared)
     if words.prompt_tokens is None or words.output_tokens is None:
@@ -256,6 +256,11 @@ def source_of(words: LoadWords, tell: Tell) -> Source:
             "state longer ones",
         )
     return from_lengths(prompt, lengths(words.output_tokens, "--output-tokens"), num_requests, seed, shared or 0)
+
+
+def default_requests(users: int) -> int:
+    """Requests of a run that states no number; users: at once, 0 where requests come by the clock."""
+    return max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))
 
 
 def shared_prefix(text: str) -> int:

@@ -15,8 +15,11 @@ from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.recommend import Question, precisions, splits
 from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
+from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.kernels.library import Shares
+from kvplan.simulate.load import default_requests
 from kvplan.simulate.result import Result, result
+from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup, check
 from kvplan.simulate.slo import Kept, Promise
 from kvplan.simulate.source import Source
@@ -37,6 +40,8 @@ class Demand:
     rate     requests per second; None: `users` who each wait for a response, think, and join over `ramp_s`
     spare    servers in addition to those that the load needs
     strict   whether the whole range of a time must meet its target, not only the likely value
+    is_sized a number of requests was stated, or a trace: every server gets all of them; else as many as `simulate`
+             gives by default to its share of the users
     """
 
     source: Source
@@ -45,6 +50,7 @@ class Demand:
     promises: tuple[Promise, ...]
     spare: int = 0
     strict: bool = True
+    is_sized: bool = True
     calibration: str | None = None
     think_s: float = 0.0
     ramp_s: float = 0.0
@@ -284,30 +290,52 @@ def fewest_servers(option: Candidate, demand: Demand) -> Timed | Missed:
 
 def simulated(option: Candidate, demand: Demand, servers: int) -> Timed | None:
     """Simulate one server at its share of the load; return None if it misses a target."""
-    setup, source = Setup(option.plan, option.step_time), demand.source
+    source, skipped = demand.source, 0
     spans = ranges_of(option.plan, demand)
-    if demand.rate is not None:
-        arrivals, skipped = source.open(demand.rate / servers), 0
-    else:
+    if demand.rate is None:
         users = ceil((demand.users or 1) / servers)
+        if not demand.is_sized:
+            source = replace(source, num_requests=min(source.num_requests, default_requests(users)))
         skipped = min(users, source.num_requests - 1)
-        arrivals = source.closed(skipped, demand.think_s, demand.ramp_s)
-    simulation = setup.run(arrivals, source.run_len)
+
+    def arrivals() -> Arrivals:
+        if demand.rate is not None:
+            return source.open(demand.rate / servers)
+        return source.closed(skipped, demand.think_s, demand.ramp_s)
+
     strict = (
         tuple(replace(promise, limit=promise.limit / high(promise, spans)) for promise in demand.promises)
         if demand.strict
         else ()
     )
-    broken = slo.Broken(strict or demand.promises, source.num_requests, skipped)
-    simulation.stop = broken
-    simulation.run()
-    if broken(simulation) or not len(simulation.records):
+    promises = strict or demand.promises
+    simulation = served(Setup(option.plan, option.step_time), arrivals, source, promises, skipped)
+    if slo.Broken(promises, source.num_requests, skipped)(simulation) or not len(simulation.records):
         return None
     outcomes = slo.outcomes(demand.promises, simulation, skipped, spans)
     if not all(outcome.verdict == "kept" if demand.strict else outcome.is_kept for outcome in outcomes):
         return None
     figures = result(simulation, skipped, by_clock=demand.rate is not None)
     return None if figures.queue_grows else Timed(option, servers, figures, outcomes, spans)
+
+
+def served(
+    setup: Setup, arrivals: Callable[[], Arrivals], source: Source, promises: tuple[Promise, ...], skipped: int
+) -> Run:
+    """The run of one server, until it is over or a target cannot be met any more.
+
+    Nothing is found in a cache of blocks that no two requests share until one is preempted and comes back, so the
+    blocks' contents are followed only if that happens.
+    """
+    for caches in (False, True):
+        simulation = setup.run(arrivals(), source.run_len, caches=caches)
+        broken = slo.Broken(promises, source.num_requests, skipped)
+        is_same = caches or simulation.config.enable_prefix_caching or not setup.plan.settings.prefix_caching
+        simulation.stop = broken if is_same else lambda run: run.num_preemptions > 0 or broken(run)
+        simulation.run()
+        if is_same or not simulation.num_preemptions:
+            break
+    return simulation
 
 
 def high(promise: Promise, spans: ranges.Ranges) -> float:

@@ -182,8 +182,9 @@ def _misses(promise: Promise, simulation: ServedRequests, row: int) -> bool:
             return records.admitted[row] - records.arrival[row] > promise.limit
         case "latency":
             return records.ended[row] - records.arrival[row] > promise.limit
-        case "tpot":  # responses of one token have none, so the number judged is known only at the end
-            return False
+        case "tpot":  # fewer are judged if responses of one token have none, and then fewer may miss it
+            times, number = records.ended[row] - records.first_token[row], records.output[row] - 1
+            return number > 0 and times / number > promise.limit
 
 
 # --- the largest load -------------------------------------------------------------------------------------------------

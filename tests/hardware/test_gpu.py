@@ -442,3 +442,9 @@ def test_no_name_of_a_gpu_is_read_as_a_number_of_gpus() -> None:
         assert split_count(name) == (None, name)
         assert split_count(f"8x{name}") == (8, name)
         assert split_count(f"{name}:8") == (8, name)
+
+
+def test_a_chip_that_holds_host_and_gpu_is_one_of_its_machine() -> None:
+    assert {name: gpu(name).node_gpus for name in ("gb10", "jetson-thor", "m4-max-128g", "mi300a", "h100-80g")} == {
+        "gb10": 1, "jetson-thor": 1, "m4-max-128g": 1, "mi300a": 8, "h100-80g": 8,
+    }  # fmt: skip  # HPE's and Supermicro's MI300A nodes have 4, joined by Infinity Fabric

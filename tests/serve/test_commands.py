@@ -220,7 +220,7 @@ def test_an_option_is_named_as_it_was_typed(run: Run, words: tuple[str, ...], li
 def test_a_second_signal_of_either_kind_ends_at_once(kinds: tuple[int, int]) -> None:
     first: list[int] = []
     second: list[int] = []
-    running = server_of_uvicorn(Api(Worker(twin(), ServerMetrics(MODEL, 8192, {})), SERVED), 30)
+    running = server_of_uvicorn({0: Api(Worker(twin(), ServerMetrics(MODEL, 8192, {})), SERVED)}, 30)
     running.on_signal, running.on_forced = first.append, second.append
     running.handle_exit(kinds[0], None)
     assert (running.should_exit, running.force_exit, first, second) == (True, False, [kinds[0]], [])
@@ -241,7 +241,7 @@ def test_the_drain_time_counts_from_the_signal(monkeypatch: pytest.MonkeyPatch) 
     async def shutdown(self: uvicorn.Server, sockets: object = None) -> None: ...
 
     monkeypatch.setattr("uvicorn.Server.shutdown", shutdown)
-    running = server_of_uvicorn(api_of(twin()), 10)
+    running = server_of_uvicorn({0: api_of(twin())}, 10)
     running.handle_exit(signal.SIGTERM, None)
     asyncio.run(running.shutdown())
     assert running.config.timeout_graceful_shutdown == pytest.approx(9 - 3 - 0.1)

@@ -170,3 +170,30 @@ def test_what_may_be_shared_is_run_over_the_scheduler() -> None:
     assert not is_by_change("llama-3.1-8b", 512)
     assert not is_by_change("gpt-oss-20b", None)
     assert not is_by_change("llama-3.1-8b", None, (TierSpec("cpu", 10**9, 10**9),))
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "rate"),
+    [
+        ("gpt-oss-20b", {}, 6.0),
+        ("gpt-oss-20b", {"async_scheduling": False, "max_num_seqs": 8}, 9.0),  # waits
+        ("gemma-3-4b", {}, 3.0),
+        ("llama-4-scout", {"tensor_parallel_size": 4}, 2.0),  # chunks
+    ],
+)
+def test_windows_whose_blocks_are_not_followed_run_the_same_steps(model: str, args: dict[str, Any], rate: float) -> None:
+    """Requests that share no prefix find nothing in the cache, as long as none comes back from a preemption."""
+    the_plan = plan(Request(catalog.load(model), gpu("h100-80g"), EngineArgs(max_model_len=16_384, **args)))
+    setup, source = (
+        Setup(the_plan, step_time(the_plan, Shares())),
+        from_profile(profile("azure-2023-conv"), 150, 0, None),
+    )
+    mine, theirs = (setup.run(source.open(rate), None, caches=caches) for caches in (False, True))
+    mine.run()
+    theirs.run()
+    assert not mine.config.enable_prefix_caching
+    assert theirs.config.enable_prefix_caching
+    assert mine.num_preemptions == 0
+    seen, expected = outcome(mine), outcome(theirs)
+    del seen["prefix cache"], expected["prefix cache"]
+    assert seen == expected

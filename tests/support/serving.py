@@ -16,6 +16,7 @@ from kvplan.planning.plan import Plan, Request, plan
 from kvplan.serve.app import Api, ServedModel
 from kvplan.serve.backend import Backend
 from kvplan.serve.chat import ChatTemplate
+from kvplan.serve.fields import Door
 from kvplan.serve.generation import Limits
 from kvplan.serve.metrics import ServerMetrics, features_of
 from kvplan.serve.run import listen, server
@@ -137,9 +138,10 @@ class Serving:
 
 def api_of(
     backend: Backend, config: dict[str, str] | None = None, *, limits: Limits | None = None,
-    template: ChatTemplate | None = None, **changes: Any,
+    template: ChatTemplate | None = None, strict: bool = False, **changes: Any,
 ) -> Api:  # fmt: skip
     """The application over a backend, whose thread does not run yet."""
+    changes.setdefault("door", Door(is_simulated=isinstance(backend, Twin), is_strict=strict))
     num_tokens = 128_256 if isinstance(backend, Twin) else 256
     served = ServedModel((MODEL,), num_tokens, "0", limits or Limits(4096), template or ChatTemplate(), **changes)
     metrics = ServerMetrics(
@@ -158,7 +160,8 @@ def serving(
 ) -> Iterator[Serving]:
     """A server over a backend, gone with its threads at the end."""
     api = api_of(backend, config, **changes)
-    running, listener = server(api, drain_s), listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
+    running = server({listener.getsockname()[1]: api}, drain_s)
     thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listener])), name="test-server")
     thread.start()
     try:

@@ -162,6 +162,10 @@ def words(plan: Plan) -> list[str]:
     return ["acme", model_id(plan.request.spec), "--ctx-size", str(plan.capacity.max_model_len), "--slots", seqs]
 
 
+def remedies(plan: Plan) -> tuple[()]:
+    return ()
+
+
 def host(plan: Plan) -> tuple[HostRow, ...]:
     return ()
 

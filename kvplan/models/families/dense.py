@@ -8,12 +8,14 @@ from kvplan.models.families.blocks import (
     Heads,
     SpecDraft,
     attention,
+    column,
     embedding,
     final_norm,
     gated_mlp,
     norm,
     plain_mlp,
     qk_norms,
+    vector,
 )
 from kvplan.models.families.config import Config
 from kvplan.models.spec import FullAttention, LayerCache, Place, Rope, SlidingWindow, Weight
@@ -23,10 +25,13 @@ from kvplan.models.spec import FullAttention, LayerCache, Place, Rope, SlidingWi
 class Traits:
     """A family's defaults for missing keys, and its fixed properties."""
 
-    qkv_bias: bool | None = None  # None: attention_bias decides
+    qkv_bias: bool | None = None  # None: `attention_key` decides
     o_bias: bool | None = None
     serves_o_bias: bool = True  # False: vLLM's class has none even where transformers' follows attention_bias
-    mlp_bias: bool | None = None  # None: mlp_bias decides
+    mlp_bias: bool | None = None  # None: `mlp_key` decides
+    attention_key: str = "attention_bias"
+    mlp_key: str = "mlp_bias"
+    bias_default: bool = False
     gated: bool = True
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     layer_norm: bool = False
@@ -39,7 +44,8 @@ class Traits:
     every_stage: bool = False  # the embedding and the final norm are on every pipeline stage
     head_every_stage: bool = False
     lm_head_bias: bool = False
-
+    sinks: bool = False  # a learned logit per head
+    gate: bool = False  # the heads' outputs are gated by a projection of their own, as wide
 
 LLAMA = Traits()
 FOUR_NORMS = (
@@ -92,6 +98,7 @@ TRAITS: dict[str, Traits] = {
     ),
     "starcoder2": Traits(
         gated=False, layer_norm=True, tied=True, windows="all", window_default=4096,
+        attention_key="use_bias", mlp_key="use_bias", bias_default=True,
     ),
     "glm": Traits(qkv_bias=None, o_bias=False, mlp_bias=False),
     "glm4": GLM4,
@@ -99,6 +106,16 @@ TRAITS: dict[str, Traits] = {
     "glm_ocr_text": GLM4,
     "exaone4": Traits(mlp_bias=False, norms=("post_attention_layernorm", "post_feedforward_layernorm"),
                       qk_norm="head", windows="types", full_every=4),
+    "ernie4_5": Traits(tied=True),
+    "granite_swa": Traits(windows="types", sinks=True),
+    "orion": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, layer_norm=True),
+    "plamo3": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, norms=FOUR_NORMS, qk_norm="head", windows="types"),
+    "solar": Traits(windows="all"),
+    "nemotron": Traits(gated=False, layer_norm=True),
+    "exaone": LLAMA,
+    "minicpm": Traits(qkv_bias=False, o_bias=False, mlp_bias=False),
+    "PanguEmbedded": Traits(attention_key="bias"),
+    "telechat": Traits(qkv_bias=False, o_bias=False, mlp_bias=True),
 }  # fmt: skip
 
 
@@ -166,20 +183,25 @@ def has_qk_norm(config: Config, traits: Traits) -> bool:
 
 def attention_layer(config: Config, traits: Traits, hidden: int, heads: Heads) -> tuple[Weight, ...]:
     """A layer's weights except for its feed-forward part."""
-    use_bias = config.flag("use_bias", True) if not traits.gated else config.flag("attention_bias")
+    use_bias = config.flag(traits.attention_key, traits.bias_default)
     qkv_bias = use_bias if traits.qkv_bias is None else traits.qkv_bias
     o_bias = traits.serves_o_bias and (use_bias if traits.o_bias is None else traits.o_bias)
     kind: Literal["layer", "rms"] = "layer" if traits.layer_norm else "rms"
     norms = tuple(norm(name, hidden, kind, bias=traits.layer_norm and traits.norm_bias) for name in traits.norms)
     full, split = traits.qk_norm == "full", traits.qk_norm in ("split", "flag_split")
     qk = qk_norms(heads, full=full, split=split) if has_qk_norm(config, traits) else ()
-    return attention(hidden, heads, qkv_bias=qkv_bias, o_bias=o_bias) + qk + norms
+    weights = attention(hidden, heads, qkv_bias=qkv_bias, o_bias=o_bias) + qk + norms
+    if traits.gate:
+        weights += (column("self_attn.gate_proj", hidden, heads.num_heads * heads.head_dim, "attention"),)
+    if traits.sinks:
+        weights += (vector("self_attn.sinks", heads.num_heads, "attention", split=True),)
+    return weights
 
 
 def dense_mlp(config: Config, traits: Traits, hidden: int, inner: int) -> tuple[Weight, ...]:
     bias = traits.mlp_bias
     if bias is None:
-        bias = config.flag("mlp_bias") if traits.gated else config.flag("use_bias", True)
+        bias = config.flag(traits.mlp_key, traits.bias_default)
     return gated_mlp(hidden, inner, bias=bias) if traits.gated else plain_mlp(hidden, inner, bias=bias)
 
 
@@ -202,7 +224,10 @@ def outer_weights(config: Config, traits: Traits, vocab: int, hidden: int, tied:
 
 def read(config: Config, model_type: str) -> SpecDraft:
     """Read any family of TRAITS."""
-    traits = TRAITS[model_type]
+    return read_with(config, TRAITS[model_type], model_type)
+
+
+def read_with(config: Config, traits: Traits, model_type: str) -> SpecDraft:
     heads = heads_of(config)
     hidden = config.count("hidden_size")
     num_layers = config.num_layers()

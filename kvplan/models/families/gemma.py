@@ -99,6 +99,15 @@ def layer_ropes(heads: tuple[Heads, ...], positions: int) -> tuple[Rope, ...]:
     return tuple(Rope(h.head_dim, positions) for h in heads)
 
 
+def own_width(config: Config) -> int | None:
+    """Head width of the global layers, as newer transformers (5.19) write it: layer by layer."""
+    layers = config.sub("per_layer_config")
+    widths = {layers.sub(key).maybe_count("head_dim") for key in layers.values}
+    if len(widths) > 1:
+        raise config.fail("per_layer_config", "has several head_dim", "kvplan sizes one width for all global layers")
+    return widths.pop() if widths else None
+
+
 def read_gemma4(config: Config, model_type: str) -> SpecDraft:
     """Gemma 4: global layers have their own head width and head count; the last layers may share caches."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
@@ -106,7 +115,7 @@ def read_gemma4(config: Config, model_type: str) -> SpecDraft:
     kv_heads, head_dim = config.count("num_key_value_heads"), config.count("head_dim")
     window = config.count("sliding_window")
     k_eq_v, bias = config.flag("attention_k_eq_v"), config.flag("attention_bias")
-    global_dim = config.maybe_count("global_head_dim") or head_dim
+    global_dim = config.maybe_count("global_head_dim") or own_width(config) or head_dim
     global_kv = (config.maybe_count("num_global_key_value_heads") if k_eq_v else None) or kv_heads
     local, full = Heads(num_heads, kv_heads, head_dim, head_dim), Heads(num_heads, global_kv, global_dim, global_dim)
     shared_from = num_layers - config.count("num_kv_shared_layers", default=0, low=0)

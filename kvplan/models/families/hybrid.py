@@ -82,7 +82,7 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
     if types is None:
         every = config.count("full_attention_interval", default=4)
         types = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(num_layers)]
-    state_dtype = ssm_dtype(config, "mamba_ssm_dtype", None if model_type == "qwen3_next" else "float32")
+    state_dtype = ssm_dtype(config, "mamba_ssm_dtype", None)
     linear, state = gated_delta_net(config, hidden, state_dtype)
     full = attention(hidden, heads, qkv_bias=config.flag("attention_bias"), gate=True) + qk_norms(heads)
     mixers: dict[str, Layer] = {
@@ -427,11 +427,11 @@ def read_nemotron_h(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_lfm2(config: Config, model_type: str) -> SpecDraft:
-    """LFM2: short gated convolutions, with attention in some layers."""
+    """LFM2: short gated convolutions, with attention in some layers; LFM2-MoE has experts in all but the first."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     heads = heads_of(config)
     inner = config.count("block_ff_dim", "intermediate_size")
-    if config.flag("block_auto_adjust_ff_dim", True):
+    if config.flag("block_auto_adjust_ff_dim", model_type == "lfm2"):
         multiple = config.count("block_multiple_of", default=256)
         inner = int(2 * inner / 3 * config.ratio("block_ffn_dim_multiplier", 1.0))
         inner = -(-inner // multiple) * multiple
@@ -445,11 +445,16 @@ def read_lfm2(config: Config, model_type: str) -> SpecDraft:
     state = RecurrentState("short_conv", kernel, (Part(width),), 0, (1, 1))
     full = attention(hidden, heads, out="out_proj") + qk_norms(heads)
     mixers: dict[bool, Layer] = {True: (full, (attention_cache(heads, None),)), False: (conv, (state,))}
-    common = (*gated_mlp(hidden, inner, prefix="feed_forward"), norm("operator_norm", hidden), norm("ffn_norm", hidden))
+    norms = norm("operator_norm", hidden), norm("ffn_norm", hidden)
+    dense, sparse = gated_mlp(hidden, inner, prefix="feed_forward"), ()
+    first_sparse = num_layers
+    if model_type == "lfm2_moe":
+        first_sparse = config.count("num_dense_layers", default=0, low=0)
+        sparse = expert_layer(config, Moe(correction="buffer" if config.flag("use_expert_bias") else ""), hidden)
     layers = []
-    for is_full in lfm2_full_layers(config, num_layers):
+    for i, is_full in enumerate(lfm2_full_layers(config, num_layers)):
         weights, caches = mixers[is_full]
-        layers.append((weights + common, caches))
+        layers.append((weights + norms + (dense if i < first_sparse else sparse), caches))
     tied = config.flag("tie_word_embeddings", config.flag("tie_embedding", True))
     other = list(outer_weights(config, PLAIN, vocab, hidden, tied))
     return draft(config, layers, other, heads=heads, tied=tied, widest=inner)
@@ -476,4 +481,6 @@ READERS = {
     "granitemoehybrid": read_granite,
     "nemotron_h": read_nemotron_h,
     "lfm2": read_lfm2,
+    "lfm2_moe": read_lfm2,
+    "falcon_mamba": read_mamba,
 }

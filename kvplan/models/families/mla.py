@@ -18,7 +18,12 @@ ROUTERS: dict[str, Moe] = {
     "glm_moe_dsa": replace(DEEPSEEK, correction="buffer"),
     "mistral4": DEEPSEEK,
     "glm4_moe_lite": replace(DEEPSEEK, correction="buffer", router_dtype="float32"),
+    "axk1": replace(DEEPSEEK, correction="buffer"),
+    "pangu_ultra_moe": replace(DEEPSEEK, correction="buffer"),
+    "sarvam_mla": Moe(shared="num_shared_experts", correction="buffer"),
 }
+BY_METHOD = ("deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa")  # a routing bias if topk_method is noaux_tc
+MORE_NORMS = {"axk1": ("post_mlp_layernorm",), "pangu_ultra_moe": ("pre_mlp_layernorm", "post_mlp_layernorm")}
 PLAIN = Traits(qkv_bias=False, o_bias=False, mlp_bias=False)
 
 
@@ -94,13 +99,16 @@ def latent_caches(config: Config, *, indexed: bool | None) -> tuple[LayerCache, 
 def read(config: Config, model_type: str) -> SpecDraft:
     """Read any family of ROUTERS."""
     moe = ROUTERS[model_type]
+    if model_type in BY_METHOD and config.values.get("topk_method") != "noaux_tc":
+        moe = replace(moe, correction="")
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     tied = config.flag("tie_word_embeddings")
     context = rope.context_of(config)
     sparse = sparse_layers(config, num_layers)
     dsa = "index_head_dim" in config
     indexed = indexed_layers(config, num_layers) if dsa else [False] * num_layers
-    norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
+    names = ("input_layernorm", "post_attention_layernorm", *MORE_NORMS.get(model_type, ()))
+    norms = tuple(norm(name, hidden) for name in names)
     base = latent_attention(config, hidden) + norms
     extra = {True: indexer(config, hidden) if dsa else (), False: ()}
     feed_forward = {True: expert_layer(config, moe, hidden) if any(sparse) else ()}

@@ -31,7 +31,7 @@ from kvplan.models.families.dense import (
 from kvplan.models.spec import ChunkedAttention, FullAttention, KeyIndex, LayerCache, Part, Sharing, Weight
 
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "moe_top_k", "top_k_experts", "moe_topk")
+TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "moe_top_k", "top_k_experts", "moe_topk", "moe_k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
         Moe(inner="intermediate_size"),
     ),
     "gpt_oss": (
-        Traits(qkv_bias=True, o_bias=True, windows="types", full_every=2, head_every_stage=True),
+        Traits(qkv_bias=True, o_bias=True, windows="types", full_every=2, head_every_stage=True, sinks=True),
         Moe(inner="intermediate_size", router_bias=True, expert_bias=True),
     ),
     "llama4_text": (
@@ -112,6 +112,17 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
     "laguna": (
         Traits(mlp_bias=False, qk_norm="head", windows="types"),
         Moe(shared="shared_expert_intermediate_size", shared_name="mlp.shared_expert", correction="counted"),
+    ),
+    "aria_text": (Traits(mlp_bias=False), Moe(inner="intermediate_size", shared="moe_num_shared_experts")),
+    "deepseek": (Traits(mlp_bias=False), Moe(shared="n_shared_experts")),
+    "exaone_moe": (
+        replace(NO_BIAS, qk_norm="head", windows="types"),
+        Moe(shared="num_shared_experts", correction="buffer"),
+    ),
+    "granitemoeshared": (Traits(mlp_bias=False), Moe(inner="intermediate_size", shared="shared_intermediate_size")),
+    "granitemoe_swa": (
+        Traits(mlp_bias=False, windows="types", sinks=True),
+        Moe(inner="intermediate_size", shared="shared_intermediate_size"),
     ),
 }  # fmt: skip
 
@@ -145,7 +156,7 @@ def shared_width(config: Config, moe: Moe, inner: int) -> int:
     match moe.shared:
         case None:
             return 0
-        case "n_shared_experts" | "num_shared_experts":
+        case "n_shared_experts" | "num_shared_experts" | "moe_num_shared_experts":
             return inner * config.count(moe.shared, default=0, low=0)
         case key:
             return config.count(key, default=0, low=0)
@@ -174,7 +185,10 @@ def read(config: Config, model_type: str) -> SpecDraft:
     """Read any family of FAMILIES."""
     if model_type == "xverse" and config.values.get("num_experts") is None:
         return dense.read(config, "llama")
-    traits, moe = FAMILIES[model_type]
+    return read_with(config, *FAMILIES[model_type], model_type)
+
+
+def read_with(config: Config, traits: Traits, moe: Moe, model_type: str) -> SpecDraft:
     heads = heads_of(config)
     hidden = config.count("hidden_size")
     num_layers = config.num_layers()
@@ -208,15 +222,13 @@ def attention_parts(
     match model_type:
         case "llama4_text":
             return llama4_attention(config, traits, hidden, heads, num_layers)
-        case "mimo_v2_flash":
+        case "mimo_v2_flash" | "mimo_v2":
             return mimo_attention(config, hidden, num_layers)
         case "minimax_m3" | "minimax_m3_vl":
             return minimax_m3_attention(config, traits, hidden, heads, num_layers)
         case "laguna":
             return gated_attention(config, traits, hidden, num_layers)
     weights = attention_layer(config, traits, hidden, heads)
-    if model_type == "gpt_oss":
-        weights += (vector("self_attn.sinks", heads.num_heads, "attention", split=True),)
     windows = layer_windows(config, traits, num_layers)
     return [weights] * num_layers, [(attention_cache(heads, window),) for window in windows]
 
@@ -323,5 +335,6 @@ def gated_attention(
     return weights, caches
 
 
+FAMILIES["mimo_v2"] = FAMILIES["mimo_v2_flash"]
 FAMILIES["minimax_m3_vl"] = FAMILIES["minimax_m3"]  # the text part of the vision model has no type of its own
 READERS = dict.fromkeys(FAMILIES, read)

@@ -218,6 +218,7 @@ def glm_ocr(outer: Config) -> list[Weight]:
     hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
     heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)
     out, width = config.count("out_hidden_size", default=1536), hidden // check_heads(config, hidden, heads)
+    middle = outer.sub("text_config").count("intermediate_size", default=out * channels(config))  # vLLM 0.33 glm_ocr.py
     layer = (
         *block(config, hidden, heads, inner, norm_bias=False, gated=True),
         vector("visual.blocks.attn.q_norm", width),
@@ -226,5 +227,5 @@ def glm_ocr(outer: Config) -> list[Weight]:
     return [
         linear("visual.patch_embed.proj", video_patch(config, 14), hidden, bias=True),
         *layer * depth,
-        *gated_merger(config, hidden, out, out * channels(config)),
+        *gated_merger(config, hidden, out, middle),
     ]

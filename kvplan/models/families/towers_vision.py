@@ -28,7 +28,7 @@ from kvplan.models.spec import Part, Weight
 
 
 def siglip(config: Config) -> list[Weight]:
-    """SigLIP; its pooling head, which Gemma 3 lacks, is present unless the config disables it."""
+    """SigLIP; its pooling head, which no server builds, is in a checkpoint unless the config disables it."""
     hidden = config.count("hidden_size", default=768)
     inner = config.count("intermediate_size", default=3072)
     heads, layers = config.count("num_attention_heads", default=12), depth_of(config, "num_hidden_layers", default=12)
@@ -38,7 +38,7 @@ def siglip(config: Config) -> list[Weight]:
         linear("vision_tower.position_embedding", hidden, patches(config, 224, patch)),
         *block(config, hidden, heads, inner) * layers,
         layer_norm("vision_tower.post_layernorm", hidden),
-        *(pooling_head(hidden, inner) if config.flag("vision_use_head", True) else ()),
+        *(not_held(pooling_head(hidden, inner)) if config.flag("vision_use_head", True) else ()),
     ]
 
 

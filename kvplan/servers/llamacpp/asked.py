@@ -9,6 +9,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.gguf_model import GGUFModel, gguf_beside, gguf_of
+from kvplan.servers.base import terms_of
 from kvplan.servers.llamacpp.settings import Device, Override, Settings
 from kvplan.servers.plans.plan import Estimate, Request
 from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, flags_of
@@ -61,7 +62,8 @@ def usual_type(request: Request) -> str:
 
 def check(request: Request) -> None:
     """Refuse what llama.cpp does not have, by the flag."""
-    args, own = request.args, flags_of("llamacpp")
+    args, engine = request.args, request.release.engine
+    own, title = flags_of(engine), terms_of(engine).title
     if request.draft is not None or args.speculative_method is not None:
         raise UnsupportedModelError("drafts", "kvplan does not size llama.cpp's drafts", "leave them out")
     for name, usual in DEFAULTS.items():
@@ -69,7 +71,7 @@ def check(request: Request) -> None:
         if value != usual and name not in own and name not in BY_GPUS:
             flag = f"--{name.replace('_', '-')}"
             cure = {"kv_cache_dtype": "write --cache-type-k and --cache-type-v"}.get(name, "remove it")
-            raise UsageError(flag, "is no argument of llama.cpp", cure, keys=(name,))
+            raise UsageError(flag, f"is no argument of {title}", cure, keys=(name,))
 
 
 def settings(args: EngineArgs, num_devices: int) -> Settings:

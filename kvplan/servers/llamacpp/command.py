@@ -16,6 +16,7 @@ from kvplan.models.gguf_mix import BASE
 from kvplan.servers.base import Starts
 from kvplan.servers.llamacpp.arguments import OTHERS, READ, SHORT
 from kvplan.servers.llamacpp.flags import FLAGS, NEGATED
+from kvplan.servers.llamacpp.lmstudio import reading
 from kvplan.servers.llamacpp.variables import VARIABLES
 from kvplan.servers.words.argument_values import read_argument, switch
 from kvplan.servers.words.arguments import ARGUMENTS, short_flags, spellings
@@ -32,8 +33,9 @@ from kvplan.servers.words.command import (
 )
 
 starts = Starts(
-    ("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server")
-)
+    ("llama-server",), "model", False, ("Llama", ("llama_cpp",)), {}, ("llama.cpp", "llama-cpp", "llama-server"),
+    reading=reading,
+)  # fmt: skip
 flags = READ, OTHERS
 variables = VARIABLES
 NAMES: Final = {name: argument for name, argument in spellings("llamacpp").items() if FLAGS[argument].printed}
@@ -45,7 +47,6 @@ PROGRAMS: Final = ("llama-server", "llama-server.exe")
 IMAGE: Final = re.compile(r"(?:[\w.:-]+/)*llama[._-]?cpp[\w.-]*:[\w.-]*server[\w.-]*(?:@sha256:[0-9a-f]+)?")
 _QUANT: Final = re.compile(rf"(?i)[-._](?:UD-)?({'|'.join(sorted(BASE, key=len, reverse=True))})(?=$|[-._])")
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
-WHOLE: Final = ("auto", "all")  # of --gpu-layers
 
 
 def start(words: list[str]) -> Started | None:
@@ -150,19 +151,22 @@ def _take_argument(command: ServeCommand, argument: str, value: str | None, opti
     text = (flag.values or {}).get(text, text)
     if (argument, text) in (("max_model_len", "0"), ("max_num_seqs", "-1")):
         return  # the default
-    if argument == "gpu_layers" and (text in WHOLE or re.fullmatch(r"-\d+", text)):
-        return
+    if argument == "gpu_layers" and re.fullmatch(r"-\d+", text):
+        text = "all"
     command.args[argument] = _value(argument, text, option)
 
 
 def _value(argument: str, text: str, option: str) -> Any:
-    if ARGUMENTS[argument].kind in ("context", "tokens", "count") and not re.fullmatch("[0-9]+", text):
+    row = ARGUMENTS[argument]
+    if row.kind in ("context", "tokens", "count") and not re.fullmatch("[0-9]+", text) and text not in row.usual:
         raise UsageError(option, f"is not a whole number ({printable(text, 40)!r})", "write digits only")
     return read_argument(argument, text, option)
 
 
 def _name_model(command: ServeCommand, file: str | None, repository: str | None) -> None:
     """The model of a file that is here, else the one that a file's or repository's name says, with a note."""
+    if file is not None and re.search(r"(?i)-GGUF$|:\w+$", file) and not exists(file):
+        file, repository = None, file  # as MODEL of an option
     if file is not None and (exists(file) or not file.endswith(".gguf")):
         command.model = file
         return

@@ -1,11 +1,12 @@
 """llama.cpp's implementation of kvplan.servers.base.Server."""
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Abilities, Explanation, Sources, Terms
-from kvplan.servers.llamacpp.changes import RELEASES, SOURCE
+from kvplan.servers.llamacpp.changes import RELEASES, SOURCE, TYPES
 from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "abilities", "as_read", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch", "layout",
-    "name", "outputs", "pasted", "release", "rest_last", "seqs_cure", "settings", "size", "terms",
+    "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
 ]  # fmt: skip
 
 name = "llamacpp"
@@ -52,7 +53,10 @@ terms = Terms(
         described=None,
     ),
 )
-abilities = Abilities(keeps_share=True, fits_context=True, file_types=True, vendors=("nvidia", "amd", "apple", "intel"))
+abilities = Abilities(
+    keeps_share=True, fits_context=True, one_machine=True, file_types=TYPES,
+    vendors=("nvidia", "amd", "apple", "intel")
+)  # fmt: skip
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
@@ -102,6 +106,12 @@ def kept_back(plan: Plan) -> int:
     """Bytes that --fit leaves free on a GPU."""
     stated = plan.request.args.fit_target
     return int(float(stated.split(",")[0]) * MIB) if stated else 1024 * MIB
+
+
+def remedies(plan: Plan) -> "Iterable[tuple[str, dict[str, Any]]]":
+    from kvplan.servers.llamacpp import remedies as own  # only for a plan that does not fit
+
+    return own.remedies(plan, plan.request.release.engine)
 
 
 def host(plan: Plan) -> "tuple[HostRow, ...]":

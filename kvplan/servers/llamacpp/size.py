@@ -10,13 +10,14 @@ from kvplan.models.gguf_model import GGUFModel, gguf_of
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.llamacpp import asked
 from kvplan.servers.llamacpp.cache import layer_bytes
-from kvplan.servers.llamacpp.changes import SOURCE
+from kvplan.servers.llamacpp.changes import SOURCE, TYPES
 from kvplan.servers.llamacpp.fit import Fit, fit
 from kvplan.servers.llamacpp.inversions import room
 from kvplan.servers.llamacpp.loading import Obstacle, loaded
 from kvplan.servers.llamacpp.measure import Measured, Server
 from kvplan.servers.llamacpp.outside import SOURCE as UNACCOUNTED
 from kvplan.servers.llamacpp.outside import growth
+from kvplan.servers.llamacpp.pace import speed
 from kvplan.servers.llamacpp.placement import buffer_bytes
 from kvplan.servers.llamacpp.settings import Settings as Own
 from kvplan.servers.plans.plan import (
@@ -132,7 +133,7 @@ def size(request: Request) -> Sized:
     blocks, ends = (capacity.num_blocks,) * 2, (float(cache.streams),) * 2
     return Sized(
         settings, pool_of(run), [budget], capacity, blocks, ends, (PoolShare(share, share),), tuple(notes(run)),
-        slots=slots_of(run, free),
+        slots=slots_of(run, free, request),
     )  # fmt: skip
 
 
@@ -210,7 +211,7 @@ def host_experts(run: Started) -> int:
     return len({name[: name.index(".", 4) + 1] for name in names} & layers)
 
 
-def slots_of(run: Started, free: int) -> SlotCache:
+def slots_of(run: Started, free: int, request: Request) -> SlotCache:
     """The cache and the places, for an answer in the server's words."""
     measured, shape = run.measured, run.server.shape
     names = {None: "host"} | {number: f"GPU {number}" for number in measured.placement.devices}
@@ -226,6 +227,8 @@ def slots_of(run: Started, free: int) -> SlotCache:
         num_layers=shape.num_blocks + 1,
         host_experts=host_experts(run),
         places=places,
+        speed=speed(run, request, request.load.longest(measured.context.cells)),
+        file_type=run.model.label,
     )
 
 
@@ -238,13 +241,6 @@ def chosen(run: Started) -> str:
     if len(own.overrides) > len(stated.overrides):
         words.append(f"the host for the experts of {plural(host_experts(run), 'layer')}")
     return " and ".join(words) or "the layers of each GPU"
-
-
-# File types by size, as people choose among them.
-TYPES: Final = (
-    "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_XXS",
-    "Q2_K", "IQ2_M", "IQ2_XXS",
-)  # fmt: skip
 
 
 def next_type(run: Started) -> str:
@@ -279,6 +275,11 @@ def notes(run: Started) -> list[str]:
         texts.append(f"--fit gives up: {run.fit.problem}")
     elif run.fit.changed:
         texts.append(f"--fit chose {chosen(run)}, which leaves {own.fit_target[0] // MIB:,} MiB of each GPU free")
+    if 0 <= (left := room(run.server, own)) < growth()[1] and run.obstacle is None:
+        texts.append(
+            f"only {left // MIB:,} MiB of a GPU stay free, and cuBLAS and kernels took {growth()[1] // MIB} after a load; "
+            "a smaller --ctx-size is safer"
+        )
     if smaller := next_type(run):
         texts.append(smaller)
     if run.server.devices and not run.server.devices[0].capability:

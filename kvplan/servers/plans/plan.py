@@ -46,10 +46,10 @@ class Refusal:
     text      the reason in words
     argument  the engine argument that fixes it, and `values` with which it starts: likely, and certainly; if
     unsupported, values to try in order
-    deficit   bytes missing on each GPU
+    deficit   bytes missing on each GPU; "phase": it starts, and lacks them later beside what shares its GPUs
     """
 
-    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported"]
+    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported", "phase"]
     text: str
     argument: str
     values: tuple[float | int | str, ...]
@@ -129,6 +129,43 @@ class UserAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Colocated:
+    """What shares the GPUs of a server that sleeps while it is not needed.
+
+    owner   the framework that puts it to sleep; "" if a client does
+    level   1: its weights wait in host memory, 2: they are dropped; 0: it never sleeps
+    keeps   rows that stay on the GPU besides those that always do
+    in_use  bytes that others hold on each GPU, by phase; those that are stated
+    """
+
+    owner: str = ""
+    level: int = 1
+    keeps: tuple[str, ...] = ()
+    in_use: "Mapping[str, int]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A rank's memory while its server is awake, asleep or waking up, with that of others.
+
+    rows    of the server, in bytes; low and high: the range of their sum
+    others  bytes that others hold; None: not stated
+    free    what is left of the GPU, negative if bytes are missing
+    """
+
+    name: Literal["awake", "asleep", "waking"]
+    rows: dict[str, int]
+    low: int
+    high: int
+    others: int | None
+    free: int
+
+    @property
+    def server(self) -> int:
+        return sum(self.rows.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """All inputs of a plan.
 
@@ -136,10 +173,12 @@ class Request:
     checkpoint     contents of the model's files; overrides the spec's own sizes
     draft          a draft model that shares the GPU
     memory_in_use  bytes that other processes hold on each GPU when the server starts; None: not given
+    host_bandwidth  bytes per second of the host's memory; None: not given
     measured       measured constants of this GPU that replace modeled ones, by name
     repeated       what printed commands repeat from a pasted one
     started        the arguments are those of a server that ran: which values its flags take is not checked
     gpu_count      how the user states the number of GPUs: by the ranks, with the GPU's name (2xl40s), or both
+    colocated      what shares the GPUs in turn with the server; None: nothing, or always the same
     """
 
     spec: ModelSpec
@@ -151,10 +190,12 @@ class Request:
     checkpoint: "Checkpoint | None" = None
     draft: ModelSpec | None = None
     memory_in_use: int | None = None
+    host_bandwidth: int | None = None
     measured: "Mapping[str, Estimate]" = field(default_factory=dict)
     repeated: "Repeated | None" = None
     started: bool = False
     gpu_count: GpuCount = "ranks"
+    colocated: Colocated | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +275,31 @@ class SlotPlace:
         return self.weights + self.context + self.compute
 
 
+class Rate(NamedTuple):
+    """Tokens per second: low <= likely <= high."""
+
+    low: float
+    likely: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpeed:
+    """Tokens per second of one request alone; None: not known, `lacks` says why.
+
+    empty   decoding with an empty cache; full: with `tokens` in it
+    prompt  of a prompt
+    how     how they are known
+    """
+
+    tokens: int
+    empty: Rate | None
+    full: Rate | None
+    prompt: Rate | None
+    lacks: str
+    how: str
+
+
 @dataclass(frozen=True, slots=True)
 class SlotCache:
     """A cache of fixed size that slots share or have each, in a server that places a model's layers.
@@ -241,6 +307,7 @@ class SlotCache:
     cells       tokens of one cache; caches: how many there are; slots: requests at once
     gpu_layers  of num_layers, on GPUs; the output is one of them
     host_experts  layers on GPUs whose experts are on the host
+    file_type   of the file that is served
     """
 
     cells: int
@@ -250,6 +317,13 @@ class SlotCache:
     num_layers: int
     host_experts: int
     places: tuple[SlotPlace, ...]
+    speed: SlotSpeed
+    file_type: str
+
+    @property
+    def left(self) -> int:
+        """Bytes left on the fullest GPU."""
+        return min((place.free - place.total for place in self.places if place.free), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +448,7 @@ class Plan:
 
     places   the memory of every stage's ranks; that of `stage`, the tightest, decides and is the plan's own
     refusal  why it would not start although its KV cache fits, or whatever the memory; else None
+    phases   its memory awake, asleep and waking up, if something shares its GPUs
     """
 
     request: Request
@@ -391,6 +466,7 @@ class Plan:
     notes: tuple[str, ...]
     encoder: EncoderBudget | None = None
     slots: SlotCache | None = None
+    phases: tuple[Phase, ...] = ()
 
     @property
     def memory(self) -> MemoryBreakdown:

@@ -3,20 +3,21 @@
 from math import ceil
 from typing import Final
 
-from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.servers.plans.plan import Request
 
 HEAD: Final = "HEAD_NODE"  # stands for the address of the first node
 
 
-def num_nodes(ranks: int) -> int:
-    """Fewest nodes of at most 8 GPUs that share the ranks evenly."""
-    return next(nodes for nodes in range(ceil(ranks / NODE_GPUS), ranks + 1) if ranks % nodes == 0)
+def num_nodes(request: Request) -> int:
+    """Fewest nodes that share a replica's ranks evenly."""
+    ranks, most = request.args.world_size, request.gpu.node_gpus
+    return next(nodes for nodes in range(ceil(ranks / most), ranks + 1) if ranks % nodes == 0)
 
 
-def local_replicas(replicas: int, ranks: int) -> int:
+def local_replicas(request: Request) -> int:
     """Most replicas on a node, as many on each; 1 if a replica spans nodes."""
-    return next((n for n in range(NODE_GPUS // ranks, 1, -1) if replicas % n == 0), 1)
+    replicas, most = request.args.data_parallel_size, request.gpu.node_gpus // request.args.world_size
+    return next((n for n in range(most, 1, -1) if replicas % n == 0), 1)
 
 
 def says(request: Request, *flags: str) -> bool:

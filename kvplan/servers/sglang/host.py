@@ -7,6 +7,7 @@ from kvplan.servers.sglang import adapters, hicache, offload
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm.offload import pinned_row
 
+SLEEP = "sglang 0.5.23 srt/model_executor/model_runner.py (memory_saver_adapter, enable_cpu_backup)"
 COMPARED = "sglang 0.5.23's own host pool (tests/servers/sglang/test_hicache.py): equal"
 
 
@@ -22,6 +23,10 @@ def rows(plan: Plan) -> Iterator[HostRow]:
     moved = offload.offloaded(plan.request, plan.stage)
     if moved is not None:
         yield pinned_row(moved, offload.SOURCE, offload.COMPARED)
+    shared = plan.request.colocated
+    if shared is not None and shared.level == 1 and not shared.keeps:
+        how = "the weights while it sleeps, pinned by torch_memory_saver in their own size (enable_weights_cpu_backup)"
+        yield HostRow("weights", plan.memory.weights, "rank", how, SLEEP, "")
     if not args.enable_hierarchical_cache or not isinstance(plan.pool, SglangPool):
         return
     ratio = args.hicache_ratio or hicache.RATIO

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "abilities", "as_read", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch", "layout",
-    "name", "outputs", "pasted", "release", "rest_last", "seqs_cure", "settings", "size", "terms",
+    "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
 ]  # fmt: skip
 
 name = "sglang"
@@ -114,6 +114,10 @@ def kept_back(plan: Plan) -> int:
     """
     request = plan.request
     return int(rules.reserved_mib(request.spec, request.gpu, request.args, request.release) * MIB)
+
+
+def remedies(plan: Plan) -> tuple[()]:
+    return ()
 
 
 def host(plan: Plan) -> "tuple[HostRow, ...]":

@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
 from kvplan.servers.plans.plan import Plan
 from kvplan.servers.vllm.supported import needs_deprecated
@@ -42,7 +41,7 @@ def words(plan: Plan) -> list[str]:
     }
     flags = flag_words("vllm", plan.request.release, args, stated)
     flags += [*_task(plan), *_balance(plan), *_draft(plan)]
-    if args.num_gpus > NODE_GPUS:
+    if args.num_gpus > plan.request.gpu.node_gpus:
         from kvplan.servers.vllm import several_nodes
 
         flags += several_nodes.words(plan.request)

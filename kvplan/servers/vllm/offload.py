@@ -141,10 +141,7 @@ def with_buffers(buffers: Estimate, request: Request, stage: int) -> Estimate:
 
 def notes(request: Request, stage: int) -> Iterator[str]:
     if request.args.enable_sleep_mode:
-        yield (
-            "sleep mode: no effect while awake; asleep, weights and KV cache are freed, but not the CUDA context, "
-            "CUDA graphs and library memory. How its allocator rounds up sizes is not modeled"
-        )
+        yield "sleep mode: how its allocator rounds up sizes is not modeled"
     moved = offloaded(request, stage)
     if moved is not None:
         what = "read over the bus in every step" if backend(request.args) == "uva" else "fetched in every step"
@@ -155,7 +152,8 @@ def host_rows(plan: Plan) -> Iterator[HostRow]:
     weights = offloaded(plan.request, plan.stage)
     if weights is not None:
         yield pinned_row(weights, SOURCE, COMPARED)
-    if plan.request.args.enable_sleep_mode:
+    shared = plan.request.colocated
+    if plan.request.args.enable_sleep_mode and (shared is None or shared.level != 2):
         how = "the weights while the server sleeps at level 1, each segment of torch's pinned in a power of two bytes; "
         yield HostRow("weights", _asleep(plan), "rank", f"{how}at level 2 they are dropped", SLEEP, "")
 

@@ -44,13 +44,14 @@ from kvplan.sizing.weights import stage_layers
 FLASH_KDA_ALIGNMENT = 16  # tokens between checkpoints of KDA with a bounded gate
 MLA_STATE_BLOCK = 128  # smallest block of a model that combines MLA with states
 FLASHINFER_GDN_ALIGNMENT = 64
+PLAIN_DELTA_NETS = ("olmo_hybrid",)  # whose class keeps no checkpoints (0.33 layers/mamba/gdn: only Qwen's does)
 MAMBA1_CHUNK = 2048  # vLLM config/model.py (get_mamba_chunk_size), if a config names no chunk
 
 
 def checkpointed(spec: ModelSpec, release: Version) -> frozenset[str]:
     """Kinds of states that, when cached, keep a checkpoint within a prompt."""
     kinds = {
-        "gated_delta_net": release.has("delta_net_checkpoints"),
+        "gated_delta_net": release.has("delta_net_checkpoints") and spec.model_type not in PLAIN_DELTA_NETS,
         "mamba2": release.has("mamba2_checkpoints"),
         "bounded_kda": release.has("pooled_pages") if spec.is_pooled else release.has("kda_checkpoints"),
     }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "abilities", "as_read", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch", "layout",
-    "name", "outputs", "pasted", "release", "rest_last", "seqs_cure", "settings", "size", "terms",
+    "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
 ]  # fmt: skip
 
 name = "vllm"
@@ -138,6 +138,10 @@ def settings(request: Request) -> Settings:
 def kept_back(plan: Plan) -> int:
     """Return 0: its profile run measures the peak, and its budget has a row for it."""
     return 0
+
+
+def remedies(plan: Plan) -> tuple[()]:
+    return ()
 
 
 def host(plan: Plan) -> "tuple[HostRow, ...]":

@@ -7,7 +7,6 @@ from typing import Literal
 
 from kvplan.core.errors import UsageError
 from kvplan.core.units import format_apart, format_gib
-from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans.plan import (
     BUDGET_ROWS,
@@ -228,7 +227,7 @@ def start_notes(
     wide = overheads.wide_by_graphs(stage.estimates, stage.available, in_budget=settings.graphs_in_budget)
     if wide is not None and not is_stated:
         notes.append(wide)
-    if args.num_gpus > NODE_GPUS:
+    if args.num_gpus > request.gpu.node_gpus:
         from kvplan.servers.vllm import several_nodes
 
         notes += several_nodes.notes(request)

@@ -32,6 +32,8 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
     argument = ARGUMENTS[name]
     if name == "offload_group_size" and text.strip() == "0":  # off, as by default
         return None
+    if text in argument.usual:
+        return None
     match argument.kind:
         case "context":
             context = parse_context(text, option, vllm=vllm)

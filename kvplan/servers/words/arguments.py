@@ -76,6 +76,7 @@ class Argument:
     largest        the largest sensible count; anything above is treated as a typo
     least          the smallest count
     many           whether its option takes several values
+    usual          words for leaving it out
     """
 
     kind: Kind
@@ -87,6 +88,7 @@ class Argument:
     largest: int = LARGEST
     many: bool = False
     least: int = 1
+    usual: tuple[str, ...] = ()
 
 
 T = TypeVar("T")
@@ -104,9 +106,10 @@ def argument(
     largest: int = LARGEST,
     many: bool = False,
     least: int = 1,
+    usual: tuple[str, ...] = (),
 ) -> T:
     """Define a field of `EngineArgs`: its default and its row."""
-    row = Argument(kind, help, metavar, options, panel, choices, largest, many, least)
+    row = Argument(kind, help, metavar, options, panel, choices, largest, many, least, usual)
     defined: T = field(default=default, metadata={"row": row})
     return defined
 
@@ -242,7 +245,7 @@ class EngineArgs:
     max_num_seqs: int | None = argument(
         None, "count", "Maximum number of concurrent requests.", "N", ("--batch", "-np")
     )
-    max_num_batched_tokens: int | None = argument(None, "tokens", "Maximum number of tokens per step.", "TOKENS")
+    max_num_batched_tokens: int | None = argument(None, "tokens", "Maximum number of tokens per step.", "TOKENS", ("-b",))
     max_total_tokens: int | None = argument(None, "tokens", "Maximum number of tokens in the KV cache.", "TOKENS")
     dtype: str = argument(
         "auto", "text", "Model dtype: auto, bfloat16, float16 or float32.", "DTYPE", panel="Quantization"
@@ -477,6 +480,7 @@ class EngineArgs:
         ("-ngl",),
         least=0,
         largest=10**6,
+        usual=("all", "auto", "-1"),
     )
     n_cpu_moe: int | None = argument(
         None, "count", "First layers whose experts stay on the host.", "N", ("-ncmoe",), least=0, largest=10**6
@@ -547,14 +551,14 @@ LEFT_OUT: Final[Mapping[str, Any]] = {"allow_deprecated_quantization": False}  #
 # What servers other than the default one call arguments that they share, as options with the same values. Their flags
 # are loaded only if the server is asked for.
 OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "max_model_len": ("--context-length", "--ctx-size"),
+    "max_model_len": ("--context-length", "--ctx-size", "--num-ctx"),
     "tensor_parallel_size": ("--tp-size",),
     "pipeline_parallel_size": ("--pp-size",),
     "data_parallel_size": ("--dp-size",),
     "num_redundant_experts": ("--ep-num-redundant-experts",),
     "all2all_backend": ("--moe-a2a-backend",),
-    "max_num_seqs": ("--max-running-requests", "--parallel"),
-    "max_num_batched_tokens": ("--chunked-prefill-size", "--batch-size"),
+    "max_num_seqs": ("--max-running-requests", "--parallel", "--num-parallel"),
+    "max_num_batched_tokens": ("--chunked-prefill-size", "--batch-size", "--num-batch"),
     "mamba_ssm_cache_dtype": ("--mamba-ssm-dtype",),
     "micro_batch_size": ("--ubatch-size",),
     "block_size": ("--page-size",),
@@ -568,6 +572,9 @@ OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "enable_moe_shared_loras": ("--experts-shared-outer-loras",),
     "num_speculative_tokens": ("--speculative-num-steps",),
     "cuda_graph_max_bs": ("--cuda-graph-max-bs-decode",),
+    "gpu_layers": ("--num-gpu",),
+    "cache_type_k": ("--kv-cache-type",),
+    "flash_attn": ("--flash-attention",),
 }
 
 
@@ -597,9 +604,12 @@ def left_out(server: str) -> dict[str, Any]:
 
 
 def option_words() -> dict[str, str]:
-    """The option of kvplan's commands for each argument, the short one if there is one: --tp, --ctx."""
+    """The option of kvplan's commands for each argument, a shorter name if there is one: --tp, --ctx."""
     return {
-        name: row.options[0].partition("/")[0] if row.options else "--" + name.replace("_", "-")
+        name: next(
+            (option.partition("/")[0] for option in row.options if option.startswith("--")),
+            "--" + name.replace("_", "-"),
+        )
         for name, row in ARGUMENTS.items()
     }
 
@@ -625,8 +635,9 @@ def flag_words(server: str, release: Version, args: EngineArgs, stated: Mapping[
     stated  values from the plan that replace an argument's; None: omit it. All others are included if not the default.
     """
     words: list[str] = []
+    flags = flags_of(server)
     for name, row in ARGUMENTS.items():
-        flag = flags_of(server).get(name)
+        flag = flags.get(name)
         value = stated.get(name, getattr(args, name))
         if flag is None or not flag.printed or value is None or (name not in stated and value == DEFAULTS[name]):
             continue

@@ -6,7 +6,7 @@ Each server's names for arguments are in kvplan/servers/words/arguments.py, its 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvplan.core.errors import Faults, UnsupportedModelError, UsageError, sentence
 from kvplan.core.files import printable
@@ -14,6 +14,9 @@ from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.releases import DEFAULT, Number, Version
 from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, short_flags
+
+if TYPE_CHECKING:
+    from kvplan.servers.plans.plan import Colocated
 
 MOST_UNKNOWN: Final = 200  # flags in no list; no real command has so many
 EXPERT_RANKS: Final = "ep"  # number of ranks that share experts, kept here until the tensor ranks are known
@@ -140,6 +143,7 @@ class ServeCommand:
     notes      other notes
     environment  variables set for the server's process, with the values of those that change its memory
     resources  what the manifest asks for, of whose container it is
+    colocated  how a framework that trains shares its GPUs
     """
 
     model: str | None = None
@@ -157,6 +161,7 @@ class ServeCommand:
     readings: list[Note] = field(default_factory=list)
     environment: Environment = field(default_factory=dict)
     resources: "Resources | None" = None
+    colocated: "Colocated | None" = None
 
 
 @dataclass(frozen=True, slots=True)

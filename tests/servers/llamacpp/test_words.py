@@ -69,3 +69,75 @@ def test_a_page_has_the_places_of_the_screen(run: Run) -> None:
         row = next(row for row in screen.splitlines() if row.startswith(place))
         assert [cell for cell in cells[2:] if cell] == row.removeprefix(place).split(maxsplit=4)
     assert "kept free" not in page
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("qwen3-32b", "--gpu", "rtx-4090", "-c", "32768", "-ngl", "99"),
+        ("qwen3-30b-a3b", "--gpu", "rtx-4090", "--quant", "Q8_0", "-c", "32768", "-ngl", "99"),
+        ("llama-3.1-8b", "--gpu-memory", "6GiB", "-c", "16384", "--fit", "off"),
+        ("llama-3.3-70b", "--gpu", "2xrtx-4090", "-c", "65536", "-ngl", "99"),
+    ],
+)
+def test_every_fix_is_the_servers_own_flag_and_leaves_what_fit_would(run: Run, words: tuple[str, ...]) -> None:
+    """Each printed fix is added to the line, in place of the flag that it changes, and is tried.
+
+    --fit leaves 1,024 MiB of a GPU (common/arg.cpp); other GPUs leave at least what cuBLAS took in logs.
+    """
+    line = ("estimate", *words, "--engine", "llama.cpp", "--format", "json", "-q")
+    fixes = run(*line).json["fixes"]
+    assert fixes
+    own = {"-c", "-ngl", "--n-cpu-moe", "-ctk", "-ctv", "--quant"}
+    for fix in fixes:
+        flags = fix["flag"].split()
+        changed = flags[::2]
+        kept = list(line)
+        for flag in changed:
+            if flag in kept:
+                del kept[kept.index(flag) : kept.index(flag) + 2]
+        if "without" in fix["flag"] or ("--gpu" in changed and "--gpu-memory" in kept):
+            del kept[kept.index("--gpu-memory") : kept.index("--gpu-memory") + 2]
+        plan = run(*kept, *flags).json
+        assert plan["fits"], fix
+        left = min(place["free"] - place["total"] for place in plan["slots"]["places"] if place["free"])
+        outside = next(row["likely"] for row in plan["assumptions"] if row["name"] == "non_torch")
+        assert left >= (1024 << 20 if set(changed) <= own else outside), fix
+        assert set(changed) <= own | {"--gpu", "--tensor-parallel-size"}, fix
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("-c", "0"), ("-ngl", "all"), ("-ngl", "-1"), ("-b", "2048", "-ub", "512")],
+)
+def test_its_words_for_a_default_are_the_default(run: Run, words: tuple[str, ...]) -> None:
+    """-c 0 is the trained context and -ngl -1 all layers; 2048 and 512 are its batches (common/common.h)."""
+    line = ("estimate", "qwen3-32b", "--engine", "llama.cpp", "--gpu", "rtx-4090", "--format", "json", "-q")
+    stated, plain = run(*line, *words).json, run(*line).json
+    assert stated["slots"] == plain["slots"]
+
+
+@pytest.mark.parametrize("name", ["Qwen3-32B-Q5_K_M.gguf", "unsloth/Qwen3-32B-GGUF:Q5_K_M"])
+def test_a_file_or_a_repository_of_its_is_a_model(run: Run, name: str) -> None:
+    named = run("estimate", name, "--engine", "llama.cpp", "--gpu", "l40s", "--format", "json", "-q").json
+    words = ("qwen3-32b", "--quant", "Q5_K_M", "--engine", "llama.cpp", "--gpu", "l40s")
+    assert named["slots"] == run("estimate", *words, "--format", "json", "-q").json["slots"]
+
+
+@pytest.mark.parametrize(("kind", "near"), [("q4", "Q4_K_M"), ("Q8", "Q8_0"), ("UD-Q5_K_XL", "Q5_K_M")])
+def test_a_type_that_is_none_is_corrected(run: Run, kind: str, near: str) -> None:
+    line = refused(run("estimate", "qwen3-8b", "--engine", "llama.cpp", "--gpu", "rtx-4090", "--quant", kind))
+    assert line.endswith(f"did you mean {near}?")
+
+
+def test_tables_say_what_is_on_the_host_and_which_file_it_is(run: Run) -> None:
+    """llama.cpp's own --fit puts 43 of 81 layers on an RTX 4090 (tests/facts, the oracle's rows)."""
+    gpus = run("estimate", "llama-3.3-70b", "--engine", "llama.cpp", "--gpu", "rtx-4090,a100-80g", "-q").out
+    assert "43 of 81 layers on the GPU" in gpus
+    assert " tokens" not in gpus.splitlines()[0]  # each has its own
+    swept = run("sweep", "llama-3.3-70b", "--engine", "llama.cpp", "--gpu", "rtx-4090,a100-80g", "-q").out
+    assert "llama-3.3-70b as Q4_K_M" in swept
+    assert "yes, 43 of 81 layers on GPUs" in swept
+    both = run("sweep", "qwen3-8b", "--engine", "llama.cpp,vllm", "--gpu", "l40s", "--ctx", "8k", "-q").out
+    assert {"Q4_K_M", "as stored"} <= {word.strip() for row in both.splitlines() for word in row.split("  ")}
+    assert "llama.cpp@0.5" in both
