@@ -514,12 +514,12 @@ def sampling(source: Path, engine: str, flashinfer: bool) -> Iterator[dict[str, 
     for sizes in SHAPES:
         shape = Shape(**dict(zip(("tokens", "seqs", "hidden", "vocab"), sizes, strict=True)))
         runner, live = ENGINES[engine](source, shape, flashinfer), Live()
-        if kept := sys.modules.get("vllm.v1.sample.ops.topk_topp_triton"):
-            kept._TRITON_BUFFER_CACHE.clear()  # of the case before
+        if module := sys.modules.get("vllm.v1.sample.ops.topk_topp_triton"):
+            module._TRITON_BUFFER_CACHE.clear()  # of the case before
         with torch.inference_mode(), torch.device("meta"), live:
             runner.run()
-        kept = live.now()
-        yield {"engine": engine, "flashinfer": flashinfer, **vars(shape), "peak": live.peak, "kept": kept}
+        after = live.now()
+        yield {"engine": engine, "flashinfer": flashinfer, **vars(shape), "peak": live.peak, "kept": after}
 
 
 def main() -> int:

@@ -516,7 +516,7 @@ def test_what_samples_is_fitted_only_where_nobody_said_what_is_installed(scored:
     # 0.11 on H100 (llm-d-benchmark) sorts, whose bytes are derived; of 0.10 some logs sort, some do not, none says so
     points = {name: fit.points_of(scored[name]) for name in ("145", "148", "123", "195")}
     kinds = {name: [point for point in rows if point.kind.startswith("sampler")] for name, rows in points.items()}
-    assert not kinds["145"] and not kinds["148"]
+    assert kinds["145"] == kinds["148"] == []
     for name in ("123", "195"):
         [point] = kinds[name]
         assert point.kind == "sampler of 0.8 to 0.10, not told"

@@ -577,9 +577,9 @@ def test_a_backends_workspace_is_named_by_plans_and_documents() -> None:
     pairs = [(plan_side(triton), plan_side(b12x))]
     pairs.append(tuple(document_sides(plan_document(side), "x.json")[0] for side in (triton, b12x)))
     for pair in pairs:
-        said = explanation(compare(*pair))
-        assert any(text.startswith("buffers of NEW (") and "48 layers x" in text for text in said)
-        assert any(text.startswith("buffers of OLD (") and "experts x" in text for text in said)
+        sentences = explanation(compare(*pair))
+        assert any(text.startswith("buffers of NEW (") and "48 layers x" in text for text in sentences)
+        assert any(text.startswith("buffers of OLD (") and "experts x" in text for text in sentences)
 
 
 def test_a_workspace_outside_the_budget_is_named_though_no_figure_differs() -> None:
