@@ -50,7 +50,7 @@ def settings_of(row: dict[str, Any]) -> Settings:
 def beside_entries(row: dict[str, Any], settings: Settings) -> int:
     """Hidden states in 16 bits, and the rows that Triton's top-k keeps."""
     sampler = overheads.sampler_of(settings, H100)
-    rows = 4 * overheads.sampler_rows(sampler, settings, H100) * row["vocab"]
+    rows = 4 * overheads.sampler_rows(sampler, settings, H100) * int(row["vocab"])
     return 2 * int(row["hidden"]) * overheads.kept_states(settings, row["seqs"]) + rows
 
 
