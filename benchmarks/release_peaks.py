@@ -343,7 +343,7 @@ class Runner(Anything):
         self.gives_both = "return hidden_states, hidden_states[" in file.read_text(encoding="utf-8")
         self.methods = functions_of(file, "GPUModelRunner", "profile_run", "_dummy_sampler_run")
         processor, head = processor_of(shape), Head(shape.vocab)
-        self.model = types.SimpleNamespace(compute_logits=lambda states, *rest: processor(head, states, *rest))
+        self.model = types.SimpleNamespace(compute_logits=lambda states, *options: processor(head, states, *options))
         self.sampler = importlib.import_module("vllm.v1.sample.sampler").Sampler()
         if flashinfer:
             self.sampler.topk_topp_sampler.forward = self.sampler.topk_topp_sampler.forward_cuda
@@ -473,7 +473,7 @@ class Dense:
         )
         heads = types.SimpleNamespace(
             qkv_proj=product(queries + 2 * keys), o_proj=product(self.hidden), q_size=queries, kv_size=keys,
-            rotary_emb=lambda positions, *rest: rest, attn=lambda q, k, v: torch.empty_like(q), qk_norm=False,
+            rotary_emb=lambda positions, *states: states, attn=lambda q, k, v: torch.empty_like(q), qk_norm=False,
             do_llama_4_scaling=False,
         )  # fmt: skip
         whole = types.SimpleNamespace(
