@@ -367,7 +367,7 @@ def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> N
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("hello\n", "holds no line that vLLM, SGLang or kvplan's engine writes at start-up"),
+        ("hello\n", "holds no line that vLLM, SGLang, llama.cpp or kvplan's engine writes at start-up"),
     ],
 )
 def test_a_file_that_is_no_log_is_refused_in_one_line(run: Run, log: Log, text: str, fault: str) -> None:
