@@ -154,8 +154,8 @@ def placed(
         if isinstance(timed_or_missed, Timed):
             timed.append(timed_or_missed)
             servers, ranks = timed_or_missed.servers, option.plan.request.args.tensor_parallel_size
-            split = ", ".join((f"{servers} x TP {ranks}", *option.changes))
-            tell(f"{gpus_text(option, servers)} meet the targets as {split}")
+            kind = ", ".join((f"{servers} x TP {ranks}", *option.changes))
+            tell(f"{gpus_text(option, servers)} meet the targets as {kind}")
         else:
             missed.append(timed_or_missed)
             tell(f"{option.gpu}: {timed_or_missed.reason}")
