@@ -522,7 +522,8 @@ def __getattr__(name: str) -> Any:
         from kvplan.report import answers
 
         return getattr(answers, name)
-    raise AttributeError(f"module 'kvplan' has no attribute {name!r}")
+    near = f"; did you mean list_{name}?" if f"list_{name}" in __all__ else ""
+    raise AttributeError(f"module 'kvplan' has no attribute {name!r}{near}")
 
 
 def __dir__() -> list[str]:

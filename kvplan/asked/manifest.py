@@ -165,6 +165,7 @@ def documents(text: str, where: str) -> list[Any]:
             return pairs
 
     try:
+        text = container.quoted(text)
         check_yaml(text, where)
         return list(yaml.load_all(text, Loader=Loader))
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:

@@ -65,6 +65,15 @@ def too_long(model: str, context: int, needed: str, available: str, estimate: in
 # --- the first line and the cures of a context that is too long -------------------------------------------------------
 
 
+def test_the_error_itself_is_a_log_too(run: Run, tmp_path: Path) -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    log = tmp_path / "server.log"
+    log.write_text(error)
+    ran = run("why", error)
+    assert (ran.code, ran.out) == (0, run("why", str(log)).out)
+    assert "LOG: no file has this name: it is read as lines of a log" in ran.err
+
+
 def test_the_first_line_says_what_happened(run: Run) -> None:
     ran = run("why", LOG, "--gpu", "rtx-4090")
     assert ran.code == 0

@@ -42,7 +42,7 @@ CASES = [
     ),
     Case(
         f"estimate {LLAMA} --gpu-memory 80",
-        "write the unit, for example 24GiB",
+        "write the unit, for example 80GiB",
         ("--gpu-memory 24GiB", "--gpu-memory 80GiB"),
     ),
     Case(

@@ -49,6 +49,10 @@ _QUANT: Final = re.compile(rf"(?i)[-._](?:UD-)?({'|'.join(sorted(BASE, key=len, 
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 
 
+# Of the fork ik_llama.cpp, and not in llama.cpp's arg.cpp. Source: the compose files of noonghunna/club-3090.
+FORKED: Final = ("khad", "vhad", "fit_margin", "merge_qkv", "recurrent_ckpt_mode")
+
+
 def start(words: list[str]) -> Started | None:
     """Words after the server's name, or after its image, which starts it; None if a command does not start it."""
     for index, word in enumerate(words):
@@ -75,6 +79,12 @@ def parse(words: list[str]) -> ServeCommand:
     """Parse the words after the server's name; errors as in kvplan.servers.vllm.command.parse."""
     command, faults = ServeCommand(engine="llamacpp"), Faults()
     index, file, repository = 0, None, None
+    if forked := next((word for word in words if word.startswith("-") and _name(word)[0] in FORKED), None):
+        raise UsageError(
+            f"--from-command {flag_text(forked)}",
+            "is a flag of ik_llama.cpp, a fork of llama.cpp whose buffers are not modeled",
+            "leave out the fork's flags for what llama.cpp itself would take",
+        )
     while index < len(words):
         word = words[index]
         index += 1
