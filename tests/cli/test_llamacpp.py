@@ -107,8 +107,11 @@ def test_variables_are_flags(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("-hf Qwen/Qwen3-8B-GGUF --mmproj tower.gguf", "--mmproj: kvplan does not size the tower"),
-        ("-hf Qwen/Qwen3-8B-GGUF -md draft.gguf", "-md: kvplan does not size drafts"),
+        ("-hf Qwen/Qwen3-8B-GGUF --mmproj tower.gguf", "tower.gguf: no such file"),
+        ("-hf Qwen/Qwen3-8B-GGUF --control-vector v.gguf", "--control-vector: kvplan does not size control vectors"),
+        ("-hf Qwen/Qwen3-8B-GGUF -md Llama-3.2-1B-Q8_0.gguf", "llama.cpp refuses more than 128 apart"),
+        ("-hf Qwen/Qwen3-8B-GGUF -md Qwen3-0.6B-Q8_0.gguf -ctkd q8_0", "-ctkd: kvplan sizes a draft"),
+        ("-hf Qwen/Qwen3-8B-GGUF --spec-type draft-mtp", "--spec-type: kvplan sizes drafts of a model"),
         ("-hf Qwen/Qwen3-8B-GGUF -ctv q8_0 -fa off", "a quantized V cache needs flash attention"),
         ("-hf Qwen/Qwen3-8B-GGUF -c many", "is not a whole number ('many')"),
         ("-hf Qwen/Qwen3-8B-GGUF --gpu-layer 5", "did you mean --gpu-layers?"),

@@ -1,19 +1,26 @@
-"""What a server loads beside its model: LoRA adapters and a draft model.
+"""What a server loads beside its model: LoRA adapters, a draft model and a tower.
 
 Source: llama.cpp at commit 0c1e57098: `llama_adapter_lora_init_impl` (an adapter's pair lies where its base tensor
-does), `common_base_params_to_speculative` (a draft has the server's settings, but its own layers and cache types).
+does), `common_base_params_to_speculative` (a draft has the server's settings, but its own layers and cache types),
+tools/mtmd/clip.cpp (a tower is whole on the first GPU, or on the host).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
+from kvplan.core.units import MIB
+from kvplan.models.gguf_model import PROJECTOR
 from kvplan.models.tensors import Checkpoint
-from kvplan.servers.llamacpp.placement import Placement
+from kvplan.servers.llamacpp.placement import Placement, buffer_bytes
 from kvplan.servers.llamacpp.settings import Settings
 from kvplan.servers.llamacpp.shape import FileLike, TensorLike
 
-PARTS = (".lora_a", ".lora_b")
+PARTS: Final = (".lora_a", ".lora_b")
+# MiB of a tower's graph. Lines "alloc_compute_meta" of public logs: 3.0 (Qwen3-VL-30B's, not warmed up), 195.2 (LFM2.5
+# Audio), 248.1 (887.99 MiB of weights, an image of 1,472 x 1,472 as at the start); 1,024 is what Ollama keeps for it.
+TOWER_COMPUTE: Final = (3, 248, 1024)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,11 +29,26 @@ class Beside:
 
     adapters      tensors of each adapter's file
     draft_layers  -ngld: layers of the draft on GPUs; None: all
+    tower         tensors of --mmproj; on the first GPU if `on_gpu`
     """
 
     adapters: tuple[tuple[TensorLike, ...], ...] = ()
     draft: FileLike | None = None
     draft_layers: int | None = None
+    tower: tuple[TensorLike, ...] = ()
+    on_gpu: bool = True
+
+    def tower_bytes(self) -> tuple[int, int]:
+        """Bytes of a tower's weights and, likely, of its graph."""
+        weights = sum(buffer_bytes(tensor, 0 if self.on_gpu else None) for tensor in self.tower)
+        return weights, TOWER_COMPUTE[1] * MIB if self.tower else 0
+
+
+def tower_tensors(stored: Checkpoint, tensors: tuple[TensorLike, ...], where: str) -> tuple[TensorLike, ...]:
+    """The tensors of a tower's file."""
+    if stored.metadata.get("general.architecture") != PROJECTOR:
+        raise InvalidInputError(where, "is not a tower in GGUF (mmproj)", "name the file that holds it")
+    return tensors
 
 
 def draft_settings(settings: Settings, ctx: int, layers: int | None) -> Settings:

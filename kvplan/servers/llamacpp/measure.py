@@ -114,23 +114,29 @@ class Server:
         for position in (*range(len(used)), None):
             number = None if position is None else where.devices[position]
             places[number] = Memory(where.weights(position), caches.get(position, 0), buffers.sizes[position])
+        if allocated and self.beside.tower:  # --fit leaves room for it instead
+            number = 0 if self.beside.on_gpu and used else None
+            weights, graph = self.beside.tower_bytes()
+            memory = places[number]
+            places[number] = Memory(memory.weights + weights, memory.context, memory.compute + graph)
         own = Measured(places, where, context, flash, buffers.copies)
         return own if self.beside.draft is None else self._with_draft(own, settings, allocated)
 
     @cached_property
-    def _drafter(self) -> "Server":
+    def drafter(self) -> "Server":
+        """The draft on the same devices, all of their memory free."""
         assert self.beside.draft is not None
         return Server(self.beside.draft, self.devices)
 
     def _with_draft(self, own: Measured, settings: Settings, allocated: bool) -> Measured:
         """The memory with that of a draft, which is loaded after its target."""
-        drafter = self._drafter
+        server = self.drafter
         if allocated and len(own.placement.devices) > 1 and not any(settings.split):  # shared by what is left
             used = {place: memory.total for place, memory in own.places.items()}
             left = [replace(gpu, free=max(0, gpu.free - used.get(i, 0))) for i, gpu in enumerate(self.devices)]
-            drafter = Server(drafter.model, left)
+            server = Server(server.model, left)
         stated = draft_settings(settings, own.context.total, self.beside.draft_layers)
-        draft = drafter.allocate(stated) if allocated else drafter.measure(stated)
+        draft = server.allocate(stated) if allocated else server.measure(stated)
         sums = {
             place: Memory(*map(sum, zip(memory, draft.places[place], strict=True)))
             for place, memory in own.places.items()
