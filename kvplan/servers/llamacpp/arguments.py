@@ -13,6 +13,7 @@ READ: Final = {  # by kvplan.servers.llamacpp.command
     "the file that is sized": "model hf_repo hf_file",
     "the draft that is sized": "model_draft spec_draft_model hf_repo_draft spec_draft_hf",
     "a file that is sized": "lora_scaled",
+    "how many GPUs are used": "device",
     "how drafts are found; those of a model": "spec_type",
 }
 NO_EFFECT: Final = {
@@ -87,7 +88,6 @@ REFUSED: Final = {
         cache_type_v_draft=f16 spec_draft_device device_draft
     """,
     "kvplan sizes the GPUs of one machine; remove it": "rpc",
-    "kvplan uses the GPUs in their order; remove it": "device",
     "kvplan sizes text generation; remove it": "embedding! embeddings! rerank! reranking! pooling=none",
     "kvplan does not change the file's metadata; remove it": "override_kv",
     "several models share the memory; paste one": "models_dir models_preset models_max",

@@ -96,6 +96,8 @@ def parse(words: list[str]) -> ServeCommand:
                 files[BESIDE[name]] = literal(_only(value, word), "a file beside the model")
             elif name in ("lora", "lora_scaled"):
                 _add_adapters(command, literal(_only(value, word), "an adapter"), name == "lora_scaled")
+            elif name == "device":
+                command.args["tensor_parallel_size"] = _devices(_only(value, word))
             elif name != "hf_file":
                 _take(command, name, value, word)
     faults.refuse()
@@ -110,6 +112,15 @@ BESIDE: Final = {
 }  # fmt: skip
 ALONE: Final = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 DRAFTING: Final = "draft-simple"
+
+
+def _devices(text: str) -> int:
+    """The number of GPUs in a list of them; which ones they are makes no difference: all are alike."""
+    names = text.split(",")
+    if not all(re.fullmatch(r"(?i)[a-z]+\d{1,2}", name) for name in names) or len(set(names)) < len(names):
+        problem = f"is not a list of GPUs ({printable(text, 60)!r})"
+        raise UsageError("--from-command --device", problem, "write CUDA0,CUDA1; for the host alone --gpu-layers 0")
+    return len(names)
 
 
 def _add_adapters(command: ServeCommand, text: str, scaled: bool) -> None:
@@ -138,7 +149,7 @@ def _take_draft(command: ServeCommand, files: dict[str, str]) -> None:
 
 def _follows(name: str, word: str) -> bool:
     """True if the next word is the flag's value: always for a flag that has one."""
-    known = name in NAMES or name in OTHERS or name in ("model", "hf_repo", "hf_file", "lora_scaled", *BESIDE)
+    known = name in NAMES or name in OTHERS or name in ("model", "hf_repo", "hf_file", "lora_scaled", "device", *BESIDE)
     if name == "flash_attn":  # until 2025 it had no value
         return word in ("on", "off", "auto", *(FLAGS[name].values or {}))
     return known or not word.startswith("-")
