@@ -14,6 +14,7 @@ READ: Final = {  # by kvplan.servers.llamacpp.command
     "the draft that is sized": "model_draft spec_draft_model hf_repo_draft spec_draft_hf",
     "a file that is sized": "lora_scaled",
     "how many GPUs are used": "device",
+    "where the tower is": "no_mmproj_offload",
     "how drafts are found; those of a model": "spec_type",
 }
 NO_EFFECT: Final = {

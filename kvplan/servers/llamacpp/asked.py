@@ -9,10 +9,11 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.models.gguf_model import GGUFModel, GGUFTensor, ggml_tensors, gguf_beside, gguf_of, stored_in
+from kvplan.models.gguf_model import GGUFModel, ggml_tensors, gguf_beside, gguf_of, stored_in
 from kvplan.servers.base import terms_of
 from kvplan.servers.llamacpp.beside import Beside, adapter_tensors, tower_tensors
 from kvplan.servers.llamacpp.settings import DEFAULT_SLOTS, Device, Override, Settings
+from kvplan.servers.llamacpp.shape import TensorLike
 from kvplan.servers.plans.plan import Estimate, Request
 from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, flags_of
 
@@ -79,11 +80,9 @@ def check(request: Request) -> None:
 def check_draft(request: Request) -> None:
     """Refuse drafts that kvplan does not size, and those that the server does not take."""
     draft, method, own = request.draft, request.args.speculative_method, request.spec.vocab_size
-    if (draft is not None and draft.head) or method not in (None, "draft_model"):
+    if (draft is not None and draft.head) or method is not None:
         what = f"drafts by {method}" if draft is None or not draft.head else f"draft {draft.name}"
         raise UnsupportedModelError(what, "kvplan sizes llama.cpp's drafts of a whole model only", "leave them out")
-    if draft is None and (request.args.draft_gpu_layers is not None or request.args.draft_quant is not None or method):
-        raise UsageError("--draft-model", "is missing: nothing drafts", "name the draft", keys=("draft_model",))
     if draft is not None and abs(draft.vocab_size - own) > VOCABULARY:
         problem = f"has {draft.vocab_size:,} tokens, the model {own:,}: llama.cpp refuses more than {VOCABULARY} apart"
         raise UsageError(f"draft {draft.name}", problem, "use a draft of the same family", keys=("draft_model",))
@@ -98,14 +97,12 @@ def beside(request: Request, architecture: str) -> Beside:
         if name and (stored := stored_in(Path(name)))
     )
     if request.draft is not None:
-        stored = request.draft_checkpoint
-        is_file = stored is not None and stored.format == "gguf"
-        draft = (
-            gguf_beside(stored, request.draft)
-            if stored is not None and is_file
-            else gguf_of(request.draft, args.draft_quant or USUAL_TYPE)
-        )
-    tower: tuple[GGUFTensor, ...] = ()
+        own = request.draft_checkpoint
+        if own is not None and own.format == "gguf":
+            draft = gguf_beside(own, request.draft)
+        else:
+            draft = gguf_of(request.draft, args.draft_quant or USUAL_TYPE)
+    tower: tuple[TensorLike, ...] = ()
     if args.mmproj is not None:
         if args.split_mode == "none" and args.main_gpu:
             problem = "the tower is on GPU 0, which the model leaves out"

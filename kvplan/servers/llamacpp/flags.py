@@ -34,6 +34,5 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "draft_gpu_layers": Flag(("spec_draft_ngl", "gpu_layers_draft", "n_gpu_layers_draft"), ("ngld",)),
     "draft_quant": Flag(printed=False),  # part of the file's name
     "num_speculative_tokens": Flag(("spec_draft_n_max",)),
-    "speculative_method": Flag(("spec_type",), printed=False),
 }
 NEGATED: Final = {"nkvo": "kv_offload", "no_kvu": "kv_unified"}  # short forms that turn a switch off

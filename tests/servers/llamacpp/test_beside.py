@@ -100,8 +100,8 @@ def test_another_file_is_no_adapter(metadata: dict[str, object], message: str) -
 
 
 def test_norms_of_an_adapter_are_not_loaded() -> None:
-    norm, kept = tensor("blk.0.attn_norm.weight", "F32", 8), tensor("blk.0.attn_q.weight.lora_a", "F16", 8, 4)
-    assert adapter_tensors(stored(**ADAPTER), (norm, kept), "qwen3", "file") == (kept,)
+    norm, pair = tensor("blk.0.attn_norm.weight", "F32", 8), tensor("blk.0.attn_q.weight.lora_a", "F16", 8, 4)
+    assert adapter_tensors(stored(**ADAPTER), (norm, pair), "qwen3", "file") == (pair,)
 
 
 @pytest.mark.parametrize(
