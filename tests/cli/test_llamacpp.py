@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import kvplan
 from kvplan.asked.pasted import parse
 from kvplan.models import catalog
 from kvplan.models.gguf_model import gguf_of
@@ -256,3 +257,22 @@ def test_devices_are_counted(run: Run) -> None:
     assert [place["name"] for place in two.json["slots"]["places"]] == ["GPU 0", "GPU 1", "host"]
     refusal = run("estimate", "--from-command", f"{start} -dev none", "--gpu", "rtx-4090")
     assert (refusal.code, "is not a list of GPUs ('none')" in refusal.errors[0]) == (2, True)
+
+
+def test_an_image_that_serves_alone_needs_no_command(run: Run) -> None:
+    compose = "services:\n  ollama:\n    image: ollama/ollama\n    environment: [OLLAMA_CONTEXT_LENGTH=8192]\n"
+    ran = run("estimate", "qwen3-8b", "--from-command", compose, "--gpu", "rtx-4090", "--format", "json")
+    by_flags = run(
+        "estimate", "qwen3-8b", "--engine", "ollama", "--num-ctx", "8192", "--gpu", "rtx-4090", "--format", "json"
+    )
+    assert ran.json["slots"] == by_flags.json["slots"]
+    other = compose.replace("ollama/ollama", "vllm/vllm-openai")  # which would serve a model of its own choice
+    assert "no container in it runs a server" in refused(run("estimate", "--from-command", other, "--gpu", "rtx-4090"))
+
+
+def test_python_recommends_the_types_that_the_command_does(run: Run) -> None:
+    words = ("recommend", "qwen3-8b", "--users", "1", "-c", "8k", "--gpu", "rtx-4090", "--engine", "llama.cpp")
+    answer = kvplan.recommend("qwen3-8b", users=1, max_model_len="8k", gpu="rtx-4090", engine="llama.cpp")
+    assert answer.to_dict() == run(*words, "--format", "json").json
+    assert answer.holds
+    assert [placement["holds"] for placement in answer.placements] == [True] * len(answer.placements)
