@@ -271,7 +271,7 @@ def test_an_image_that_serves_alone_needs_no_command(run: Run) -> None:
 
 
 def test_python_recommends_the_types_that_the_command_does(run: Run) -> None:
-    words = ("recommend", "qwen3-8b", "--users", "1", "-c", "8k", "--gpu", "rtx-4090", "--engine", "llama.cpp")
+    words = ("recommend", "qwen3-8b", "--users", "1", "--ctx", "8k", "--gpu", "rtx-4090", "--engine", "llama.cpp")
     answer = kvplan.recommend("qwen3-8b", users=1, max_model_len="8k", gpu="rtx-4090", engine="llama.cpp")
     assert answer.to_dict() == run(*words, "--format", "json").json
     assert answer.holds
