@@ -214,7 +214,10 @@ def test_one_memory_has_one_bandwidth(run: Run) -> None:
 
 def adapter(path: Path, **metadata: str) -> str:
     """A file with one pair of tensors of rank 8, 64 KiB each; or a tower's, of the same bytes."""
-    pair = [("blk.0.attn_q.weight.lora_a", (4096, 8), "F16"), ("blk.0.attn_q.weight.lora_b", (8, 4096), "F16")]
+    pair: list[tuple[str, tuple[int, ...], str]] = [
+        ("blk.0.attn_q.weight.lora_a", (4096, 8), "F16"),
+        ("blk.0.attn_q.weight.lora_b", (8, 4096), "F16"),
+    ]
     return str(write(path, metadata, pair))
 
 
@@ -275,4 +278,4 @@ def test_python_recommends_the_types_that_the_command_does(run: Run) -> None:
     answer = kvplan.recommend("qwen3-8b", users=1, max_model_len="8k", gpu="rtx-4090", engine="llama.cpp")
     assert answer.to_dict() == run(*words, "--format", "json").json
     assert answer.holds
-    assert [placement["holds"] for placement in answer.placements] == [True] * len(answer.placements)
+    assert [placement["num_gpus"] for placement in answer.placements] == [1] * len(answer.to_dict()["offers"])
