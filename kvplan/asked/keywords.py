@@ -133,7 +133,7 @@ class PlanKeywords(TypedDict, total=False):
     mmproj: str | int | None
     mmproj_offload: bool | None
     draft_gpu_layers: str | int | None
-    draft_quant: str | int | None
+    draft_quant: str | None
     weights_bytes: str | int | None
     calibration: str | PathLike[str] | None
     enable_lora: bool | None
