@@ -132,6 +132,11 @@ class PlanKeywords(TypedDict, Generic[Several], total=False):
     fit: Literal["on", "off"] | Several | None
     fit_target: str | int | Several | None
     fit_ctx: str | int | Several | None
+    lora: str | int | Several | None
+    mmproj: str | int | Several | None
+    mmproj_offload: bool | Several | None
+    draft_gpu_layers: str | int | Several | None
+    draft_quant: str | Several | None
     weights_bytes: str | int | Several | None
     calibration: str | PathLike[str] | Several | None
     enable_lora: bool | Several | None
