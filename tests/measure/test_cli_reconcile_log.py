@@ -51,7 +51,7 @@ def test_a_log_reconciles_in_one_command(run: Run, log: Log) -> None:
     assert rows["weights"]["predicted"] == pytest.approx(2 * (8_030_261_248 + 131_072 * 128), abs=4 << 20)
     assert rows["weights"]["logged"] == round(14.9888 * GIB)
     assert rows["activations"]["logged"] == pytest.approx((17.06 - 14.9888) * GIB, abs=2)
-    # From vLLM's code, not from this log: to the log's last digits, 0.005 GiB of the peak and half a unit of the weights.
+    # From vLLM's code, not from this log: to its last digits, 0.005 GiB of the peak and half a unit of the weights.
     assert rows["activations"]["predicted"] == pytest.approx((17.06 - 14.9888) * GIB, abs=0.00505 * GIB)
     assert rows["activations"]["why"] == "logged as the peak of torch, less the weights"
     assert rows["kv_cache"]["logged"] == round(3.81 * GIB)
