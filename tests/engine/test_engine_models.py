@@ -18,6 +18,9 @@ BOUND = 1e-4
 PROMPT_LENS = (5, 17, 40)
 NUM_TOKENS = 250  # the smallest vocabulary among the families
 STEPS = 64
+# In every run; `make test-full` has the rest. Of rows: a norm, a layout of norms and a feed-forward part of each kind.
+WITH_LOGITS = (*small_models.FAMILIES, "olmo2", "cohere2", "starcoder2", "phi3", "glm4_moe")
+WITH_TOKENS = list(small_models.FAMILIES)[::5]
 
 
 def prompts(seed: int) -> list[list[int]]:
@@ -73,7 +76,7 @@ def reference_logits(model: Any, text: list[int], prompt_len: int) -> torch.Tens
     return logits
 
 
-@pytest.mark.parametrize("family", small_models.FAMILIES)
+@pytest.mark.parametrize("family", some({**small_models.FAMILIES, **small_models.ROWS}, WITH_LOGITS))
 def test_teacher_forced_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     folder = small_models.save_small_model(family, tmp_path / family)
     reference = small_models.load_reference(folder)
@@ -88,7 +91,7 @@ def test_teacher_forced_logits_are_those_of_transformers(family: str, tmp_path: 
         assert worst < BOUND, f"logits differ by {worst:.1e} of the largest"
 
 
-@pytest.mark.parametrize("family", some(small_models.FAMILIES, list(small_models.FAMILIES)[::5]))
+@pytest.mark.parametrize("family", some({**small_models.FAMILIES, **small_models.ROWS}, WITH_TOKENS))
 def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     """Identical, except where the reference's two best logits are closer than the bound: at most 1% of the steps."""
     folder = small_models.save_small_model(family, tmp_path / family, seed=1)
