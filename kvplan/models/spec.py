@@ -370,7 +370,21 @@ class YarnScaling:
     truncate: bool = True
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753): each pair's frequency divided by a factor of its own, from one of two lists.
+
+    short, long  by whether the longest request is beyond original_positions, as vLLM chooses, so that one cache has one
+    attention_factor  factor on cos and sin
+    """
+
+    original_positions: int
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True)

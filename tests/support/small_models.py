@@ -202,6 +202,10 @@ HYBRIDS: dict[str, Build] = {
 
 
 PARTLY_TURNED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [1.5 + i for i in range(8)],
+}  # fmt: skip
 WINDOW_OF_THREE: dict[str, Any] = {"num_hidden_layers": 4, "sliding_window": WINDOW}  # the fourth is full
 # Those that the engine knows by rows of traits (kvplan/models/families/decoder_dense.py).
 ROWS: dict[str, Build] = {
@@ -210,6 +214,12 @@ ROWS: dict[str, Build] = {
         shared_expert_intermediate_size=48, mlp_only_layers=[1],
     ),
     "phi3": _of(transformers.Phi3Config, rope_parameters=PARTLY_TURNED),
+    **{
+        f"phi3_{name}": _of(
+            transformers.Phi3Config, original_max_position_embeddings=positions, rope_parameters=LONGROPE
+        )
+        for name, positions in (("short", 256), ("long", 64))  # engines of the tests run 256 tokens
+    },
     "phi3_window": _of(transformers.Phi3Config, sliding_window=WINDOW, num_key_value_heads=4),
     "granite": _of(
         transformers.GraniteConfig, embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.22,

@@ -257,11 +257,7 @@ def _head_attention(config: Config, model_type: str, slides: bool, turns: bool) 
 
 def _rotary(config: Config, model_type: str, head_dim: int, kind: Kind) -> Rotary:
     read = read_partial_rotary if model_type in PARTLY_TURNED else read_rotary
-    rotary = read(config, model_type, head_dim, kind, interleaved=model_type in INTERLEAVED)
-    if model_type == "phi3" and rotary.scaling is not None:  # transformers takes "yarn" for longrope there
-        problem = f"the engine runs phi3 without scaled positions only ({type(rotary.scaling).__name__})"
-        raise UnsupportedModelError(config.where, problem, "choose another model")
-    return rotary
+    return read(config, model_type, head_dim, kind, interleaved=model_type in INTERLEAVED)
 
 
 def _latent_heads(config: Config, model_type: str) -> LatentHeads:

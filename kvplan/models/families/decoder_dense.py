@@ -20,7 +20,8 @@ ROWS: dict[str, Mapping[str, Any]] = {
         **_SILU, "max_position_embeddings": 32_768, "num_experts_per_tok": 4, "norm_topk_prob": False,
         "decoder_sparse_step": 1,
     },
-    "phi3": {**_SILU, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 1.0},
+    "phi3": {**_SILU, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+             "partial_rotary_factor": 1.0},
     "granite": {
         **_SILU, "max_position_embeddings": 2048, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
         "residual_multiplier": 1.0, "attention_multiplier": 1.0,
