@@ -9,8 +9,16 @@ import torch
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
+from engine.kernels import load
+from engine.loader import NoWeights
+from engine.models import Model
 from engine.sampler import SampledTokens
-from tests.support import small_models
+from engine.tp import TensorParallel
+from kvplan.core.errors import SettingError
+from kvplan.models.hf_config import load_spec
+from kvplan.servers.bundled.rules import predict
+from tests.engine.test_lora import inputs_of
+from tests.support import small_engines, small_models
 from tests.support.parts import some
 
 # float32 on both sides: sums in another order differ by rounding, far below this share of the largest logit.
@@ -89,6 +97,25 @@ def test_teacher_forced_logits_are_those_of_transformers(family: str, tmp_path: 
         assert len(ours) == STEPS
         worst = (ours - theirs).abs().max() / theirs.abs().max()
         assert worst < BOUND, f"logits differ by {worst:.1e} of the largest"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", small_models.ROWS)
+def test_a_family_of_rows_holds_what_is_planned(family: str) -> None:
+    memory, predicted = (
+        (engine := small_engines.engine_for(family)).memory_report(),
+        predict(engine.spec, inputs_of(engine)),
+    )
+    assert (memory.weights, memory.buffers) == (predicted.weights, predicted.buffers)
+
+
+def test_norms_over_all_heads_are_not_shared_by_ranks() -> None:
+    spec = load_spec(small_engines.saved_model("olmo2"))
+    ranks, kernels = TensorParallel(0, 2), load("torch", "cpu")
+    with pytest.raises(
+        SettingError, match="tensor_parallel_size is not combined with norms over all of a layer's heads"
+    ):
+        Model(spec, NoWeights(), kernels, ranks, torch.float32, torch.device("meta"), 64)
 
 
 @pytest.mark.parametrize("family", some({**small_models.FAMILIES, **small_models.ROWS}, WITH_TOKENS))
