@@ -109,6 +109,15 @@ def test_a_family_of_rows_holds_what_is_planned(family: str) -> None:
     assert (memory.weights, memory.buffers) == (predicted.weights, predicted.buffers)
 
 
+@pytest.mark.parametrize("family", some(("starcoder2", "cohere2", "olmo2", "glm4"), ["starcoder2"]))
+def test_a_wide_feed_forward_part_takes_what_is_planned(family: str, tmp_path: Path) -> None:
+    """16 times as wide as the stream, so that a step's peak is there: to the byte what the profile run measures."""
+    config = small_models.small_config(family, intermediate_size=1024)
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    engine = small_engines.engine_for(tmp_path, load_format="dummy")
+    assert engine.memory_report().activations == predict(engine.spec, inputs_of(engine)).activations
+
+
 def test_norms_over_all_heads_are_not_shared_by_ranks() -> None:
     spec = load_spec(small_engines.saved_model("olmo2"))
     ranks, kernels = TensorParallel(0, 2), load("torch", "cpu")
