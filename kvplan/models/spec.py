@@ -485,8 +485,9 @@ class Mamba2:
         return self.inner + 2 * self.groups * self.state
 
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
-PlainActivation = Literal["relu2", "gelu_tanh", "gelu", "silu"]
+SmoothActivation = Literal["silu", "gelu_tanh", "gelu"]
+Activation = Literal[SmoothActivation, "clamped_swiglu"]
+PlainActivation = Literal[SmoothActivation, "relu2"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from engine.sampler import SampledTokens
 from engine.tp import TensorParallel
 from kvplan.core.errors import SettingError
 from kvplan.models.hf_config import load_spec
+from kvplan.serve.real import inputs_of
 from kvplan.servers.bundled.rules import predict
-from tests.engine.test_lora import inputs_of
 from tests.support import small_engines, small_models
 from tests.support.parts import some
 

@@ -27,6 +27,7 @@ from kvplan.models.spec import (
     LatentHeads,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     ModelSpec,
     MoeMlp,
     Rotary,
@@ -214,6 +215,8 @@ def frequencies(rotary: Rotary) -> tuple[list[float], float]:
             low, high = max(low, 0), min(high, rotary.dim - 1)
             unscaled = [1 - min(1.0, max(0.0, (i - low) / ((high - low) or 0.001))) for i in range(half)]
             return [f * k + f / s.factor * (1 - k) for f, k in zip(plain, unscaled, strict=True)], s.attention_factor
+        case LongRopeScaling():
+            raise NotImplementedError("is compared by logits")
 
 
 def llama3_frequency(frequency: float, s: Llama3Scaling) -> float:

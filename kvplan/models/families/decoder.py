@@ -43,9 +43,9 @@ from kvplan.models.spec import (
     HeadAttention,
     LatentHeads,
     MoeMlp,
-    PlainActivation,
     PlainMlp,
     Rotary,
+    SmoothActivation,
 )
 
 _ALL: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10_000.0}
@@ -145,7 +145,7 @@ ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 ONLY_EVERYWHERE: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (1,)}
 
-ACTIVATIONS: dict[str, PlainActivation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, SmoothActivation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
@@ -359,7 +359,7 @@ def _check_routing(config: Config, experts: MoeMlp) -> MoeMlp:
     return experts
 
 
-def _activation(config: Config, model_type: str) -> PlainActivation:
+def _activation(config: Config, model_type: str) -> SmoothActivation:
     key = "hidden_activation" if model_type in ("gemma2", "gemma3_text") else "hidden_act"
     name = config.text(key)
     if (model_type, name) == ("gemma", "gelu"):  # as released, and always meant so
