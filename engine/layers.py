@@ -4,7 +4,8 @@ Layers are built by a Builder, which allocates a tensor, has the weight source f
 allocated later. `kernels` is a backend module of engine.kernels.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from types import ModuleType
 
 import torch
@@ -17,6 +18,7 @@ from engine.loader import WeightSource
 from engine.quantized import Matrix, Piece
 from engine.step import StepTensors
 from engine.tp import TensorParallel
+from kvplan.core.errors import SettingError
 from kvplan.models.quant import scheme_of
 from kvplan.models.spec import GatedMlp, HeadAttention, LatentHeads, MoeMlp, Quantization, Scheme
 
@@ -197,21 +199,24 @@ class GroupedAttention:
         mine, kv = builder.tp.share(num_heads, "heads"), builder.tp.share_kv_heads(num_kv_heads)
         self.num_heads, self.num_kv_heads = mine.stop - mine.start, kv.stop - kv.start
         per_query = 2 * self.head_dim if facts.gated else self.head_dim  # a head's gate lies beside its query
+        rows = [
+            (f"{name}.q_proj", num_heads * per_query, _times(mine, per_query)),
+            (f"{name}.k_proj", num_kv_heads * self.head_dim, _times(kv, self.head_dim)),
+            (f"{name}.v_proj", num_kv_heads * self.head_dim_v, _times(kv, self.head_dim_v)),
+        ]
         self.qkv_proj = builder.outputs(
-            [
-                (f"{name}.q_proj", num_heads * per_query, _times(mine, per_query)),
-                (f"{name}.k_proj", num_kv_heads * self.head_dim, _times(kv, self.head_dim)),
-                (f"{name}.v_proj", num_kv_heads * self.head_dim_v, _times(kv, self.head_dim_v)),
-            ],
-            hidden,
-            bias=facts.qkv_bias,
+            _joined(f"{name}.qkv_proj", rows) if facts.joined else rows, hidden, bias=facts.qkv_bias
         )
         width = num_heads * self.head_dim_v
         self.o_proj = builder.inputs(
             f"{name}.o_proj", hidden, width, _times(mine, self.head_dim_v), bias=facts.out_bias
         )
-        self.q_norm = builder.norm(f"{name}.q_norm", self.head_dim) if facts.qk_norm else None
-        self.k_norm = builder.norm(f"{name}.k_norm", self.head_dim) if facts.qk_norm else None
+        if facts.whole_norm and builder.tp.size > 1:
+            problem = "is not combined with norms over all of a layer's heads"
+            raise SettingError("", ("tensor_parallel_size",), problem, "use 1")
+        widths = [self.head_dim * (count if facts.whole_norm else 1) for count in (num_heads, num_kv_heads)]
+        self.q_norm = builder.norm(f"{name}.q_norm", widths[0]) if facts.qk_norm else None
+        self.k_norm = builder.norm(f"{name}.k_norm", widths[1]) if facts.qk_norm else None
         self.sinks = builder.vector(f"{name}.sinks", num_heads, mine) if facts.sinks else None
 
     def __call__(self, x: torch.Tensor, step: StepTensors, kv: LayerKV) -> torch.Tensor:
@@ -230,19 +235,24 @@ class GroupedAttention:
         out = self._attend(q, step, kv)
         return self.o_proj((out if gate is None else out * gate.sigmoid()).flatten(1))
 
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """q or k [num_tokens, heads, head_dim], normalized by heads or over all of them."""
+        rows = x.flatten(1) if self.facts.whole_norm else x
+        y: torch.Tensor = self.kernels.rms_norm(rows, weight, self.norm_eps, unit_offset=self.unit_offset)
+        return y.view(x.shape)
+
     def _store(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StepTensors, kv: HeadKV) -> torch.Tensor:
         """Apply norms and rotary embedding to q and k, write k and v to their slots, and return q."""
         slots, scales = step.groups[kv.group].slot_mapping, {"k_scale": kv.scale, "v_scale": kv.scale}
-        norm = {"unit_offset": self.unit_offset}
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if q_norm is not None and k_norm is not None and (self.rotary is None or self.facts.whole_norm):
+            q, k, q_norm, k_norm = self._normed(q, q_norm), self._normed(k, k_norm), None, None
         if self.rotary is not None and self.facts.rotary is not None:
             turned: torch.Tensor = self.kernels.rotate_and_store(
                 q, k, v, self.rotary, step.positions, kv.k, kv.v, slots, interleaved=self.facts.rotary.interleaved,
-                q_norm=self.q_norm, k_norm=self.k_norm, norm_eps=self.norm_eps, **norm, **scales,
+                q_norm=q_norm, k_norm=k_norm, norm_eps=self.norm_eps, unit_offset=self.unit_offset, **scales,
             )  # fmt: skip
             return turned
-        if self.q_norm is not None and self.k_norm is not None:
-            q = self.kernels.rms_norm(q, self.q_norm, self.norm_eps, **norm)
-            k = self.kernels.rms_norm(k, self.k_norm, self.norm_eps, **norm)
         self.kernels.store_kv(k, v, kv.k, kv.v, slots, **scales)
         return q
 
@@ -396,6 +406,15 @@ def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale
     return out.transpose(1, 2)
 
 
+def _joined(name: str, rows: list[tuple[str, int, slice]]) -> list[tuple[str, int, slice]]:
+    """The same rows of one tensor that has those of all, one after the other."""
+    starts = list(accumulate((outputs for _, outputs, _ in rows), initial=0))
+    return [
+        (name, starts[-1], slice(start + part.start, start + part.stop))
+        for start, (_, _, part) in zip(starts, rows, strict=False)
+    ]
+
+
 def _times(heads: slice, width: int) -> slice:
     """The row range of these heads, `width` rows each."""
     return slice(heads.start * width, heads.stop * width)
@@ -411,12 +430,9 @@ class Mlp:
         self.facts, self.kernels = facts, builder.kernels
         mine = builder.tp.share(facts.inner, "MLP channels")
         rows = [(f"{name}.gate_proj", facts.inner, mine), (f"{name}.up_proj", facts.inner, mine)]
-        if facts.joined:
-            both, ups = 2 * facts.inner, slice(facts.inner + mine.start, facts.inner + mine.stop)
-            rows = [(f"{name}.input_linear", both, mine), (f"{name}.input_linear", both, ups)]
-        down = "output_linear" if facts.joined else "down_proj"
+        rows = _joined(f"{name}.{facts.joined}", rows) if facts.joined else rows
         self.gate_up_proj = builder.outputs(rows, hidden, bias=facts.bias)
-        self.down_proj = builder.inputs(f"{name}.{down}", hidden, facts.inner, mine, bias=facts.bias)
+        self.down_proj = builder.inputs(f"{name}.{facts.down}", hidden, facts.inner, mine, bias=facts.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.kernels.gated_activation(self.gate_up_proj(x), self.facts.activation))
@@ -440,7 +456,9 @@ class Moe:
         )
         mine = builder.tp.share(facts.inner, "expert channels")
         self.experts = builder.experts(f"{name}.experts", facts, hidden, mine)
-        shared = GatedMlp(facts.shared_inner, facts.activation, joined=names.shared is not None)
+        shared = GatedMlp(facts.shared_inner, facts.activation)
+        if names.shared is not None:
+            shared = replace(shared, joined="input_linear", down="output_linear")
         shared_name = f"{name}.shared_expert" if facts.shared_gate else f"{name}.shared_experts"
         if names.shared is not None:
             shared_name = f"{layer}.{names.shared}"

@@ -69,6 +69,8 @@ class Engine(EngineCore[Flight]):
         self.device = device(config.device, config.tensor_parallel_size * config.pipeline_parallel_size)
         directory = None if isinstance(spec_or_dir, ModelSpec) else Path(spec_or_dir)
         self.spec = spec_or_dir if isinstance(spec_or_dir, ModelSpec) else read_spec(Path(spec_or_dir))
+        if not self.spec.has_states:  # others are refused by what a layer keeps, where layers are grouped
+            _ = self.spec.decoder  # names a family that does not run, before its checkpoint is opened
         check_states(self.spec, config)
         self.config = config = with_room_for_states(self.spec, config)
         self.max_model_len = max_model_len(self.spec, config.max_model_len)

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from engine.adapters import Adapters, NoAdapters
 from engine.delta_net import DeltaNetLayer
@@ -39,35 +40,50 @@ from kvplan.models.spec import (
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A part of a layer: a norm, what is computed of its result, and (sandwich) a norm of that."""
+class LayerNorm:
+    """Weights of a norm around the mean."""
 
-    before: torch.Tensor
-    compute: Callable[[torch.Tensor, StepTensors, Any], torch.Tensor]
-    after: torch.Tensor | None
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+Norm = torch.Tensor | LayerNorm  # a tensor: of an RMSNorm
+Compute = Callable[[torch.Tensor, StepTensors, Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a layer: a norm, what is computed of its result, and a norm of that; a family has either or both."""
+
+    before: Norm | None
+    compute: Compute
+    after: Norm | None
 
 
 class Layer:
-    """The weights of one layer: attention, MLP, and two norms or (sandwich) four; some have one of the two only."""
+    """The weights of one layer: attention, MLP, and one to four norms; some have one of the two only."""
 
     def __init__(self, model: "Model", builder: Builder, spec: ModelSpec, index: int) -> None:
         decoder, facts, names = model.decoder, model.decoder.layers[index], model.decoder.names
-        name, hidden = f"model.layers.{index}", spec.hidden_size
+        name = f"model.layers.{index}"
         self.blocks: list[Block] = []
 
-        def add(compute: Callable[[torch.Tensor, StepTensors, Any], torch.Tensor], before: str, after: str) -> None:
-            last = builder.norm(f"{name}.{after}", hidden) if decoder.sandwich else None
+        def add(compute: Compute, before: str, after: str) -> None:
+            first, last = (model.build_norm(builder, f"{name}.{norm}") if norm else None for norm in (before, after))
             scale = decoder.residual_scale
             scaled = compute if scale == 1 else lambda x, step, kv: compute(x, step, kv) * scale
-            self.blocks.append(Block(builder.norm(f"{name}.{before}", hidden), scaled, last))
+            self.blocks.append(Block(first, scaled, last))
 
         if facts.attention is not None:
             self.attention = _attention(model, builder, spec, index)
-            add(self.attention, names.before_attention, "post_attention_layernorm")
+            if not decoder.parallel:
+                add(self.attention, names.before_attention, names.after_attention)
         if facts.mlp is not None:
-            self.mlp = _mlp(builder, f"{name}.{names.mlp}", facts.mlp, hidden)
-            before_mlp = "pre_feedforward_layernorm" if decoder.sandwich else names.before_mlp
-            add(lambda x, step, kv: self.mlp(x), before_mlp, "post_feedforward_layernorm")
+            self.mlp = _mlp(builder, f"{name}.{names.mlp}", facts.mlp, spec.hidden_size)
+            if not decoder.parallel:
+                add(lambda x, step, kv: self.mlp(x), names.before_mlp, names.after_mlp)
+        if decoder.parallel:
+            add(lambda x, step, kv: self.attention(x, step, kv) + self.mlp(x), names.before_attention, "")
 
 
 class Model:
@@ -104,7 +120,7 @@ class Model:
         spec = self.spec
         self.embedding = Vocabulary(builder, f"model.{self.decoder.names.embedding}", spec.vocab_size, spec.hidden_size)
         self.layers = [Layer(self, builder, spec, i) for i in range(spec.num_layers)]
-        self.final_norm = builder.norm(f"model.{self.decoder.names.final_norm}", spec.hidden_size)
+        self.final_norm = self.build_norm(builder, f"model.{self.decoder.names.final_norm}")
         self.head = self.embedding if spec.tied else Vocabulary(builder, "lm_head", spec.vocab_size, spec.hidden_size)
         builder.source.finish(spec.num_layers)
 
@@ -116,14 +132,29 @@ class Model:
             self.buffers[rotary] = rotary_table(rotary, self.max_model_len, self.device)
         return self.buffers[rotary]
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def build_norm(self, builder: Builder, name: str) -> Norm:
+        """A norm of the stream, of the decoder's kind."""
+        size, kind = self.spec.hidden_size, self.decoder.norm
+        weight = builder.norm(name, size)
+        return (
+            weight
+            if kind == "rms"
+            else LayerNorm(weight, builder.vector(f"{name}.bias", size) if kind == "layer" else None)
+        )
+
+    def norm(self, x: torch.Tensor, weight: Norm) -> torch.Tensor:
+        if isinstance(weight, LayerNorm):  # in plain torch on any backend
+            return F.layer_norm(x, x.shape[-1:], weight.weight, weight.bias, self.decoder.norm_eps)
         y: torch.Tensor = self.kernels.rms_norm(x, weight, self.decoder.norm_eps, unit_offset=self.decoder.unit_offset)
         return y
 
     def add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+        self, x: torch.Tensor, residual: torch.Tensor, weight: Norm | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual)."""
+        """(norm(x + residual), x + residual); without a norm the sum twice."""
+        if weight is None or isinstance(weight, LayerNorm):
+            total = x + residual
+            return (total if weight is None else self.norm(total, weight)), total
         y: tuple[torch.Tensor, torch.Tensor] = self.kernels.rms_norm(
             x, weight, self.decoder.norm_eps, residual=residual, unit_offset=self.decoder.unit_offset
         )

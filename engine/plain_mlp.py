@@ -1,14 +1,23 @@
-"""Feed-forward parts without a gate (Nemotron-H), in plain torch: down(relu(up(x))^2), alone or as experts."""
+"""Feed-forward parts without a gate, in plain torch: down(activation(up(x))), alone or as experts (Nemotron-H)."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from kvplan.models.spec import PlainMlp, PlainMoe
+from kvplan.models.spec import PlainActivation, PlainMlp, PlainMoe
 
 if TYPE_CHECKING:
     from engine.layers import Builder
+
+
+ACTIVATIONS: dict[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu2": lambda x: x.relu_().square_(),
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
 
 
 class PlainMlpLayer:
@@ -16,12 +25,13 @@ class PlainMlpLayer:
 
     def __init__(self, builder: "Builder", name: str, facts: PlainMlp, hidden: int) -> None:
         mine = builder.tp.share(facts.inner, "MLP channels")
-        self.up_proj = builder.outputs([(f"{name}.up_proj", facts.inner, mine)], hidden, bias=facts.bias)
-        self.down_proj = builder.inputs(f"{name}.down_proj", hidden, facts.inner, mine, bias=facts.bias)
+        self.up_proj = builder.outputs([(f"{name}.{facts.up}", facts.inner, mine)], hidden, bias=facts.bias)
+        self.down_proj = builder.inputs(f"{name}.{facts.down}", hidden, facts.inner, mine, bias=facts.bias)
+        self.activation = ACTIVATIONS[facts.activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]."""
-        return self.down_proj(self.up_proj(x).relu_().square_())
+        return self.down_proj(self.activation(self.up_proj(x)))
 
 
 class PlainMoeLayer:

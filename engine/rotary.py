@@ -8,18 +8,18 @@ import math
 
 import torch
 
-from kvplan.models.spec import LinearScaling, Llama3Scaling, Rotary, YarnScaling
+from kvplan.models.spec import LinearScaling, Llama3Scaling, LongRopeScaling, Rotary, YarnScaling
 
 
 def rotary_table(rotary: Rotary, num_positions: int, device: torch.device) -> torch.Tensor:
     """[num_positions, dim] float32: cos of the dim / 2 angles, then their sin."""
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
-    angles = positions[:, None] * frequencies(rotary).to(device)
-    factor = rotary.scaling.attention_factor if isinstance(rotary.scaling, YarnScaling) else 1.0
+    angles = positions[:, None] * frequencies(rotary, num_positions).to(device)
+    factor = rotary.scaling.attention_factor if isinstance(rotary.scaling, YarnScaling | LongRopeScaling) else 1.0
     return torch.cat([angles.cos() * factor, angles.sin() * factor], -1)
 
 
-def frequencies(rotary: Rotary) -> torch.Tensor:
+def frequencies(rotary: Rotary, num_positions: int) -> torch.Tensor:
     """Radians per position of each pair, [dim / 2] float32."""
     plain = 1.0 / rotary.theta ** (torch.arange(0, rotary.dim, 2, dtype=torch.float32) / rotary.dim)
     match rotary.scaling:
@@ -31,6 +31,9 @@ def frequencies(rotary: Rotary) -> torch.Tensor:
             return _llama3(plain, scaling)
         case YarnScaling() as scaling:
             return _yarn(plain, rotary, scaling)
+        case LongRopeScaling() as scaling:
+            factors = scaling.long if num_positions > scaling.original_positions else scaling.short
+            return plain / torch.tensor(factors, dtype=torch.float32)
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

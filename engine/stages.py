@@ -86,7 +86,7 @@ class StageModel(Model):
             self.embedding = table("model.embed_tokens")
         self.layers = [Layer(self, builder, spec, i) for i in self.mine]
         if self.has_head:
-            self.final_norm = builder.norm("model.norm", spec.hidden_size)
+            self.final_norm = self.build_norm(builder, "model.norm")
             self.head = self.embedding if spec.tied else table("lm_head")
         builder.source.finish(spec.num_layers, lambda layer: layer is None or layer not in self.mine)
         size = 2 * self.config.max_num_batched_tokens * spec.hidden_size

@@ -132,7 +132,7 @@ def caches(config: Config, num_layers: int) -> Iterator[tuple[LayerCache, ...]]:
         if config.values.get(key):
             raise UnsupportedModelError(
                 f"{config.where}: {key}", "its layers keep more than keys and values, which kvplan cannot read",
-                "add a reader in kvplan/families",
+                "add a reader in kvplan/models/families",
             )  # fmt: skip
     heads, window = heads_of(config), config.maybe_count("sliding_window")
     keys = heads.num_kv_heads, heads.head_dim, heads.head_dim_v

@@ -167,7 +167,7 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     raise UnsupportedModelError(
         outer.where,
         f"model_type {printable(repr(kinds[0]), 60)} is not supported",
-        "use --assume-dense if it is a plain dense transformer, or add a reader in kvplan/families",
+        "use --assume-dense if it is a plain dense transformer, or add a reader in kvplan/models/families",
     )
 
 

@@ -370,7 +370,21 @@ class YarnScaling:
     truncate: bool = True
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753): each pair's frequency divided by a factor of its own, from one of two lists.
+
+    short, long  by whether the longest request is beyond original_positions, as vLLM chooses, so that one cache has one
+    attention_factor  factor on cos and sin
+    """
+
+    original_positions: int
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,10 +405,11 @@ class HeadAttention:
     """Softmax attention over K and V heads; head counts, width and window are in the layer's cache and the model.
 
     scale    factor on q.k
-    qk_norm  q and k are normalized per head before rotation
+    qk_norm  q and k are normalized before rotation, per head or, if whole_norm, over all heads at once (OLMo 2)
     softcap  scores are softcapped: softcap * tanh(score / softcap)
     sinks    one learned logit per head is part of the softmax, without a value
     gated    each head's output is multiplied by the sigmoid of a gate projected together with its query
+    joined   a checkpoint has q, k and v in one tensor, qkv_proj (Phi 3)
     """
 
     scale: float
@@ -405,6 +420,8 @@ class HeadAttention:
     softcap: float | None = None
     sinks: bool = False
     gated: bool = False
+    whole_norm: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,28 +485,35 @@ class Mamba2:
         return self.inner + 2 * self.groups * self.state
 
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
+SmoothActivation = Literal["silu", "gelu_tanh", "gelu"]
+Activation = Literal[SmoothActivation, "clamped_swiglu"]
+PlainActivation = Literal[SmoothActivation, "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
     """down(activation(gate(x)) * up(x)).
 
-    joined  a checkpoint has gate and up in one tensor, input_linear, and down as output_linear (Granite)
+    joined  a checkpoint's name for gate and up in one tensor (Granite 4, Phi 3); empty: they are two
+    down    its name for down
     """
 
     inner: int
     activation: Activation
     bias: bool = False
-    joined: bool = False
+    joined: str = ""
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class PlainMlp:
-    """down(relu(up(x))^2)."""
+    """down(activation(up(x))), with a checkpoint's names for the two; relu2 is the square of relu."""
 
     inner: int
     bias: bool = False
+    activation: PlainActivation = "relu2"
+    up: str = "up_proj"
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,7 +579,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """A checkpoint's names for the parts of a model and of its layers."""
+    """A checkpoint's names for the parts of a model and of its layers; empty: there is no such norm."""
 
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
@@ -564,13 +588,16 @@ class TensorNames:
     mlp: str = "mlp"
     before_attention: str = "input_layernorm"
     before_mlp: str = "post_attention_layernorm"
+    after_attention: str = ""
+    after_mlp: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """Computation of a decoder-only transformer, beyond its sizes.
 
-    sandwich         norms before and after attention and MLP (Gemma 2 and 3), not only before
+    norm             kind of the norms but those of q and k
+    parallel         attention and MLP read the same norm, and both are added to the stream (Cohere)
     unit_offset      RMSNorm multiplies by 1 + weight (Gemma)
     embedding_scale  factor on embeddings; rounded to the model's dtype first
     residual_scale   factor on what attention and MLP add to the stream (Granite)
@@ -580,7 +607,8 @@ class Decoder:
 
     layers: tuple[DecoderLayer, ...]
     norm_eps: float
-    sandwich: bool = False
+    norm: Literal["rms", "layer", "layer_without_bias"] = "rms"
+    parallel: bool = False
     unit_offset: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0

@@ -600,6 +600,14 @@ MAMBA = {
     "state_size": 4, "num_hidden_layers": 2, "conv_kernel": 4, "expand": 2, "time_step_rank": 1,
     "torch_dtype": "float32", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
 }  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "vocab_size": 64, "n_positions": 32}
+
+
+def test_a_family_that_does_not_run_is_named_before_its_checkpoint_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors that the engine knows")
+    with pytest.raises(UnsupportedModelError, match="model_type 'gpt2' is not one the engine can run"):
+        Engine(tmp_path, EngineConfig(device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -607,7 +615,7 @@ MAMBA = {
     [
         (MAMBA, "layer 0 keeps a mamba1 state, which the engine cannot run"),
         ({"model_type": "abacus"}, "abacus"),
-        ({"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "vocab_size": 64, "n_positions": 32}, "gpt2"),
+        (GPT2, "gpt2"),
     ],
     ids=["a kind of layer", "an unknown family", "a family that is sized only"],
 )

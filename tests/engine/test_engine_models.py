@@ -9,8 +9,16 @@ import torch
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
+from engine.kernels import load
+from engine.loader import NoWeights
+from engine.models import Model
 from engine.sampler import SampledTokens
-from tests.support import small_models
+from engine.tp import TensorParallel
+from kvplan.core.errors import SettingError
+from kvplan.models.hf_config import load_spec
+from kvplan.serve.real import inputs_of
+from kvplan.servers.bundled.rules import predict
+from tests.support import small_engines, small_models
 from tests.support.parts import some
 
 # float32 on both sides: sums in another order differ by rounding, far below this share of the largest logit.
@@ -18,6 +26,9 @@ BOUND = 1e-4
 PROMPT_LENS = (5, 17, 40)
 NUM_TOKENS = 250  # the smallest vocabulary among the families
 STEPS = 64
+# In every run; `make test-full` has the rest. Of rows: a norm, a layout of norms and a feed-forward part of each kind.
+WITH_LOGITS = (*small_models.FAMILIES, "olmo2", "cohere2", "starcoder2", "phi3", "glm4_moe")
+WITH_TOKENS = list(small_models.FAMILIES)[::5]
 
 
 def prompts(seed: int) -> list[list[int]]:
@@ -73,7 +84,7 @@ def reference_logits(model: Any, text: list[int], prompt_len: int) -> torch.Tens
     return logits
 
 
-@pytest.mark.parametrize("family", small_models.FAMILIES)
+@pytest.mark.parametrize("family", some({**small_models.FAMILIES, **small_models.ROWS}, WITH_LOGITS))
 def test_teacher_forced_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     folder = small_models.save_small_model(family, tmp_path / family)
     reference = small_models.load_reference(folder)
@@ -88,7 +99,35 @@ def test_teacher_forced_logits_are_those_of_transformers(family: str, tmp_path: 
         assert worst < BOUND, f"logits differ by {worst:.1e} of the largest"
 
 
-@pytest.mark.parametrize("family", some(small_models.FAMILIES, list(small_models.FAMILIES)[::5]))
+@pytest.mark.full
+@pytest.mark.parametrize("family", small_models.ROWS)
+def test_a_family_of_rows_holds_what_is_planned(family: str) -> None:
+    memory, predicted = (
+        (engine := small_engines.engine_for(family)).memory_report(),
+        predict(engine.spec, inputs_of(engine)),
+    )
+    assert (memory.weights, memory.buffers) == (predicted.weights, predicted.buffers)
+
+
+@pytest.mark.parametrize("family", some(("starcoder2", "cohere2", "olmo2", "glm4"), ["starcoder2"]))
+def test_a_wide_feed_forward_part_takes_what_is_planned(family: str, tmp_path: Path) -> None:
+    """16 times as wide as the stream, so that a step's peak is there: to the byte what the profile run measures."""
+    config = small_models.small_config(family, intermediate_size=1024)
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    engine = small_engines.engine_for(tmp_path, load_format="dummy")
+    assert engine.memory_report().activations == predict(engine.spec, inputs_of(engine)).activations
+
+
+def test_norms_over_all_heads_are_not_shared_by_ranks() -> None:
+    spec = load_spec(small_engines.saved_model("olmo2"))
+    ranks, kernels = TensorParallel(0, 2), load("torch", "cpu")
+    with pytest.raises(
+        SettingError, match="tensor_parallel_size is not combined with norms over all of a layer's heads"
+    ):
+        Model(spec, NoWeights(), kernels, ranks, torch.float32, torch.device("meta"), 64)
+
+
+@pytest.mark.parametrize("family", some({**small_models.FAMILIES, **small_models.ROWS}, WITH_TOKENS))
 def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     """Identical, except where the reference's two best logits are closer than the bound: at most 1% of the steps."""
     folder = small_models.save_small_model(family, tmp_path / family, seed=1)

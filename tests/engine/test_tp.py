@@ -91,7 +91,7 @@ def run_ranks(jobs: list[dict[str, Any]], size: int) -> list[list[dict[str, Any]
 # --- two ranks -----------------------------------------------------------------------------------------------------
 
 SHARED = ("llama", "llama_250", "gpt_oss", "deepseek_v3")
-OTHERS = ("qwen2", "mixtral", "gemma3_text")
+OTHERS = ("qwen2", "mixtral", "gemma3_text", "phi3", "cohere2", "starcoder2", "glm4", "qwen2_moe")
 DRAWN = {"temperature": 1.0, "seed": 3, "top_p": 0.9}
 
 # In a step of 256 tokens a llama of 64 hidden holds most while it norms the stream, which is whole on every rank; half

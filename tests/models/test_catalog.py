@@ -317,4 +317,4 @@ def test_llama_3s_rope_turns_as_transformers_turns_it(name: str) -> None:
     theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](
         LlamaConfig(**{key: own[key] for key in config_keys if key in own}), torch.device("cpu")
     )
-    assert frequencies(rope).tolist() == pytest.approx(theirs.tolist(), rel=1e-5)
+    assert frequencies(rope, 1).tolist() == pytest.approx(theirs.tolist(), rel=1e-5)

@@ -205,9 +205,64 @@ HYBRIDS: dict[str, Build] = {
 }  # fmt: skip
 
 
+PARTLY_TURNED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [1.5 + i for i in range(8)],
+}  # fmt: skip
+WINDOW_OF_THREE: dict[str, Any] = {"num_hidden_layers": 4, "sliding_window": WINDOW}  # the fourth is full
+# Those that the engine knows by rows of traits (kvplan/models/families/decoder_dense.py).
+ROWS: dict[str, Build] = {
+    "qwen2_moe": _of(
+        transformers.Qwen2MoeConfig, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
+        shared_expert_intermediate_size=48, mlp_only_layers=[1],
+    ),
+    "phi3": _of(transformers.Phi3Config, rope_parameters=PARTLY_TURNED),
+    **{
+        f"phi3_{name}": _of(
+            transformers.Phi3Config, original_max_position_embeddings=positions, rope_parameters=LONGROPE
+        )
+        for name, positions in (("short", 256), ("long", 64))  # engines of the tests run 256 tokens
+    },
+    "phi3_window": _of(transformers.Phi3Config, sliding_window=WINDOW, num_key_value_heads=4),
+    "granite": _of(
+        transformers.GraniteConfig, embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.22,
+        logits_scaling=3.0, tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+    ),
+    "olmo2": _of(transformers.Olmo2Config),
+    "gemma": _of(transformers.GemmaConfig, head_dim=32, tie_word_embeddings=True),
+    "cohere2": _of(transformers.Cohere2Config, **WINDOW_OF_THREE, tie_word_embeddings=True, logit_scale=0.25),
+    "starcoder2": _of(transformers.Starcoder2Config, sliding_window=WINDOW),
+    "starcoder2_plain": _of(transformers.Starcoder2Config, sliding_window=None, use_bias=False),
+    "smollm3": _of(transformers.SmolLM3Config, no_rope_layers=[1, 0, 1], tie_word_embeddings=True),
+    "glm4": _of(transformers.Glm4Config, head_dim=32, rope_parameters=PARTLY_TURNED),
+    "exaone4": _of(transformers.Exaone4Config, **WINDOW_OF_THREE),
+    "exaone4_full": _of(
+        transformers.Exaone4Config, sliding_window=None, sliding_window_pattern=None, layer_types=["full_attention"] * 3
+    ),
+    "seed_oss": _of(transformers.SeedOssConfig, head_dim=32),
+    "glm4_moe": _of(
+        transformers.Glm4MoeConfig, head_dim=32, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
+        n_group=2, topk_group=1, routed_scaling_factor=1.5, use_qk_norm=True, attention_bias=True,
+        rope_parameters=PARTLY_TURNED,
+    ),
+    "glm4_moe_plain": _of(
+        transformers.Glm4MoeConfig, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
+        norm_topk_prob=False, rope_parameters={**PARTLY_TURNED, "partial_rotary_factor": 1.0},
+    ),
+    "olmo3": _of(
+        transformers.Olmo3Config, **WINDOW_OF_THREE,
+        rope_parameters={
+            "full_attention": {**YARN_ROPE, "rope_theta": 500000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    ),
+}  # fmt: skip
+
+
 def small_config(family: str, **changes: Any) -> Any:
-    """A transformers config of one of FAMILIES or HYBRIDS, new at every call; changes: of its keys."""
-    config = {**FAMILIES, **HYBRIDS}[family]()
+    """A transformers config of one of FAMILIES, ROWS or HYBRIDS, new at every call; changes: of its keys."""
+    config = {**FAMILIES, **ROWS, **HYBRIDS}[family]()
     for key, value in changes.items():
         setattr(config, key, value)
     return config

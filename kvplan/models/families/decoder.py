@@ -4,7 +4,7 @@ A missing key takes the default of the family's config class. Source of the defa
 transformers 5.23, models/<family>/configuration_<family>.py and modeling_<family>.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,18 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 from kvplan.models.families import mla
 from kvplan.models.families.config import Config
+from kvplan.models.families.decoder_dense import (
+    EPS_KEYS,
+    INTERLEAVED,
+    JOINED_MLP,
+    LAYOUTS,
+    PARTLY_TURNED,
+    PLAIN_NAMES,
+    ROWS,
+    ROWS_ONLY,
+    ROWS_STATED,
+    turning_layers,
+)
 from kvplan.models.families.decoder_hybrid import QWEN_HYBRIDS, read_qwen_hybrid
 from kvplan.models.families.decoder_mamba import (
     GRANITE,
@@ -21,10 +33,20 @@ from kvplan.models.families.decoder_mamba import (
     read_granite,
     read_nemotron_h,
 )
-from kvplan.models.families.decoder_rope import KINDS, Kind, positive, read_rotary, score_factor
-from kvplan.models.families.dense import TRAITS, Traits, heads_of, layer_windows
+from kvplan.models.families.decoder_rope import Kind, positive, read_partial_rotary, read_rotary, score_factor
+from kvplan.models.families.dense import TRAITS, Traits, has_qk_norm, heads_of, layer_windows
 from kvplan.models.families.moe import EXPERT_KEYS, FAMILIES, Moe, shared_width, sparse_layers
-from kvplan.models.spec import Activation, Decoder, DecoderLayer, GatedMlp, HeadAttention, LatentHeads, MoeMlp
+from kvplan.models.spec import (
+    Decoder,
+    DecoderLayer,
+    GatedMlp,
+    HeadAttention,
+    LatentHeads,
+    MoeMlp,
+    PlainMlp,
+    Rotary,
+    SmoothActivation,
+)
 
 _ALL: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10_000.0}
 _GEMMA: dict[str, Any] = {
@@ -72,6 +94,7 @@ LEFT_OUT: dict[str, Mapping[str, Any]] = {
         **_ALL, "max_position_embeddings": 2048, "q_lora_rank": 1536, "first_k_dense_replace": 0,
         "n_shared_experts": 2, "topk_method": "greedy", "routed_scaling_factor": 1.0,
     },
+    **ROWS,
     **QWEN_HYBRIDS,
     "nemotron_h": NEMOTRON_H,
     "granitemoehybrid": GRANITE,
@@ -81,6 +104,7 @@ LEFT_OUT: dict[str, Mapping[str, Any]] = {
 
 # Keys required here: transformers has unrelated defaults for them, which do not match this model's layer sizes.
 STATED: dict[str, tuple[str, ...]] = {
+    **ROWS_STATED,
     "mistral": ("num_key_value_heads",),
     "qwen2": ("num_key_value_heads",),
     "qwen3": ("num_key_value_heads", "head_dim"),
@@ -99,6 +123,7 @@ STATED: dict[str, tuple[str, ...]] = {
 _DEEPSEEK_V3_ONLY: dict[str, tuple[Any, ...]] = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
 _QWEN3_5_ONLY: dict[str, tuple[Any, ...]] = {"attn_output_gate": (True,), "layer_scale": (False,)}
 ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
+    **ROWS_ONLY,
     "qwen3_moe": {"use_sliding_window": (False,)},  # then all its layers would slide, not those of max_window_layers
     "gemma2": {"use_bidirectional_attention": (False,)},
     "gemma3_text": {"use_bidirectional_attention": (False,), "attn_logit_softcapping": ()},  # not read by its attention
@@ -120,7 +145,7 @@ ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 ONLY_EVERYWHERE: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (1,)}
 
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, SmoothActivation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
@@ -145,17 +170,33 @@ def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
     if model_type == "granitemoehybrid":
         return read_granite(config)
     num_layers = config.num_layers()
-    gemma = model_type.startswith("gemma")
-    attention = _attention_by_kind(config, model_type)
-    layers = zip(_kinds(config, model_type, num_layers), _mlps(config, model_type, num_layers), strict=True)
-    return Decoder(
-        layers=tuple(DecoderLayer(attention[kind], mlp) for kind, mlp in layers),
-        norm_eps=positive(config, "rms_norm_eps"),
-        sandwich=gemma,
-        unit_offset=gemma,
-        embedding_scale=config.count("hidden_size") ** 0.5 if gemma else 1.0,
-        logit_softcap=_softcap(config, "final_logit_softcapping") if gemma else None,
+    layers = zip(_attentions(config, model_type, num_layers), _mlps(config, model_type, num_layers), strict=True)
+    decoder = Decoder(
+        layers=tuple(DecoderLayer(attention, mlp) for attention, mlp in layers),
+        norm_eps=positive(config, EPS_KEYS.get(model_type, "rms_norm_eps")),
     )
+    if model_type in mla.ROUTERS:
+        return decoder
+    traits = _traits(model_type)
+    layout = replace(decoder, names=LAYOUTS[traits.norms], parallel=len(traits.norms) == 1)
+    if traits.layer_norm:
+        layout = replace(layout, norm="layer" if traits.norm_bias else "layer_without_bias")
+    match model_type:
+        case "gemma" | "gemma2" | "gemma3_text":
+            cap = None if model_type == "gemma" else _softcap(config, "final_logit_softcapping")
+            scale = config.count("hidden_size") ** 0.5
+            return replace(layout, unit_offset=True, embedding_scale=scale, logit_softcap=cap)
+        case "granite":
+            return replace(
+                layout,
+                embedding_scale=positive(config, "embedding_multiplier"),
+                residual_scale=positive(config, "residual_multiplier"),
+                logit_divisor=positive(config, "logits_scaling"),
+            )
+        case "cohere2":
+            return replace(layout, logit_divisor=1 / positive(config, "logit_scale"))
+        case _:
+            return layout
 
 
 def _check_known(config: Config, model_type: str) -> None:
@@ -165,7 +206,9 @@ def _check_known(config: Config, model_type: str) -> None:
             raise config.fail(
                 key, "is missing: transformers has a number of its own, kvplan's sizes another", "state it"
             )
-    everywhere = {} if model_type in QWEN_HYBRIDS else ONLY_EVERYWHERE  # which rotate part of their heads
+    everywhere = (
+        {} if model_type in (*QWEN_HYBRIDS, *PARTLY_TURNED) else ONLY_EVERYWHERE
+    )  # which rotate part of their heads
     for key, known in {**everywhere, **ONLY.get(model_type, {})}.items():
         value = config.values.get(key)
         if value is not None and value not in known:
@@ -177,38 +220,44 @@ def _check_known(config: Config, model_type: str) -> None:
             )
 
 
-def _kinds(config: Config, model_type: str, num_layers: int) -> list[Kind]:
-    """Kind of each layer, sliding or full, from the facts used to size its cache."""
+def _attentions(config: Config, model_type: str, num_layers: int) -> Sequence[HeadAttention | LatentHeads]:
+    """Attention of each layer; which ones slide is said by the facts used to size their caches."""
     if model_type in mla.ROUTERS:
-        return ["full_attention"] * num_layers
-    windows = layer_windows(config, _traits(model_type), num_layers)
-    return ["full_attention" if window is None else "sliding_attention" for window in windows]
+        return [_latent_heads(config, model_type)] * num_layers
+    slides = [window is not None for window in layer_windows(config, _traits(model_type), num_layers)]
+    kinds = list(zip(slides, turning_layers(config, model_type, slides), strict=True))
+    by_kind = {kind: _head_attention(config, model_type, *kind) for kind in kinds}
+    return [by_kind[kind] for kind in kinds]
 
 
 def _traits(model_type: str) -> Traits:
     return TRAITS[model_type] if model_type in TRAITS else FAMILIES[model_type][0]
 
 
-def _attention_by_kind(config: Config, model_type: str) -> dict[Kind, HeadAttention | LatentHeads]:
-    if model_type in mla.ROUTERS:
-        return {"full_attention": _latent_heads(config, model_type)}
-    return {kind: _head_attention(config, model_type, kind) for kind in KINDS}
-
-
-def _head_attention(config: Config, model_type: str, kind: Kind) -> HeadAttention:
+def _head_attention(config: Config, model_type: str, slides: bool, turns: bool) -> HeadAttention:
     traits = _traits(model_type)
     head_dim = heads_of(config).head_dim
-    gemma = model_type.startswith("gemma")
-    bias = config.flag("attention_bias")
+    capped = model_type in ("gemma2", "gemma3_text")
+    bias = config.flag(traits.attention_key, traits.bias_default)
+    scale = (positive(config, "query_pre_attn_scalar") if capped else head_dim) ** -0.5
     return HeadAttention(
-        scale=(positive(config, "query_pre_attn_scalar") if gemma else head_dim) ** -0.5,
-        rotary=read_rotary(config, model_type, head_dim, kind),
+        scale=positive(config, "attention_multiplier") if model_type == "granite" else scale,
+        rotary=_rotary(config, model_type, head_dim, "sliding_attention" if slides else "full_attention")
+        if turns
+        else None,
         qkv_bias=bias if traits.qkv_bias is None else traits.qkv_bias,
         out_bias=bias if traits.o_bias is None else traits.o_bias,
-        qk_norm=traits.qk_norm == "head",
-        softcap=_softcap(config, "attn_logit_softcapping") if gemma else None,
+        qk_norm=has_qk_norm(config, traits),
+        whole_norm=traits.qk_norm == "full",
+        softcap=_softcap(config, "attn_logit_softcapping") if capped else None,
         sinks=model_type == "gpt_oss",
+        joined=model_type == "phi3",
     )
+
+
+def _rotary(config: Config, model_type: str, head_dim: int, kind: Kind) -> Rotary:
+    read = read_partial_rotary if model_type in PARTLY_TURNED else read_rotary
+    return read(config, model_type, head_dim, kind, interleaved=model_type in INTERLEAVED)
 
 
 def _latent_heads(config: Config, model_type: str) -> LatentHeads:
@@ -225,10 +274,10 @@ def _latent_heads(config: Config, model_type: str) -> LatentHeads:
     )
 
 
-def _mlps(config: Config, model_type: str, num_layers: int) -> list[GatedMlp | MoeMlp]:
+def _mlps(config: Config, model_type: str, num_layers: int) -> list[GatedMlp | MoeMlp | PlainMlp]:
     moe = mla.ROUTERS.get(model_type) or (FAMILIES[model_type][1] if model_type in FAMILIES else None)
     sparse = sparse_layers(config, num_layers) if moe else [False] * num_layers
-    by_kind: dict[bool, GatedMlp | MoeMlp] = {}
+    by_kind: dict[bool, GatedMlp | MoeMlp | PlainMlp] = {}
     if moe and any(sparse):
         by_kind[True] = _check_routing(config, _experts(config, model_type, moe))
     if not all(sparse):
@@ -236,9 +285,14 @@ def _mlps(config: Config, model_type: str, num_layers: int) -> list[GatedMlp | M
     return [by_kind[flag] for flag in sparse]
 
 
-def _dense_mlp(config: Config, model_type: str) -> GatedMlp:
-    biased = model_type not in mla.ROUTERS and _traits(model_type).mlp_bias is None and config.flag("mlp_bias")
-    return GatedMlp(config.count("intermediate_size"), _activation(config, model_type), bias=biased)
+def _dense_mlp(config: Config, model_type: str) -> GatedMlp | PlainMlp:
+    traits = Traits(mlp_bias=False) if model_type in mla.ROUTERS else _traits(model_type)
+    biased = traits.mlp_bias is None and config.flag(traits.mlp_key, traits.bias_default)
+    inner, activation = config.count("intermediate_size"), _activation(config, model_type)
+    if not traits.gated:
+        up, down = PLAIN_NAMES[model_type]
+        return PlainMlp(inner, biased, activation, up, down)
+    return GatedMlp(inner, activation, bias=biased, joined=JOINED_MLP.get(model_type, ""))
 
 
 def _experts(config: Config, model_type: str, moe: Moe) -> MoeMlp:
@@ -257,8 +311,8 @@ def _experts(config: Config, model_type: str, moe: Moe) -> MoeMlp:
     match model_type:
         case "mixtral":
             return replace(plain, names="mixtral")
-        case "qwen3_moe":
-            return replace(plain, renormalize=config.flag("norm_topk_prob"))
+        case "qwen2_moe" | "qwen3_moe":
+            return replace(plain, renormalize=config.flag("norm_topk_prob"), shared_gate=moe.shared_gate)
         case "gpt_oss":
             return replace(
                 plain,
@@ -278,7 +332,7 @@ def _experts(config: Config, model_type: str, moe: Moe) -> MoeMlp:
                 groups=config.count("n_group") if limited else 1,
                 top_groups=config.count("topk_group") if limited else 1,
             )
-        case _:  # deepseek_v3 and kimi_k2
+        case _:  # deepseek_v3, kimi_k2 and glm4_moe
             return replace(
                 plain,
                 scoring="sigmoid",
@@ -305,9 +359,11 @@ def _check_routing(config: Config, experts: MoeMlp) -> MoeMlp:
     return experts
 
 
-def _activation(config: Config, model_type: str) -> Activation:
-    key = "hidden_activation" if model_type.startswith("gemma") else "hidden_act"
+def _activation(config: Config, model_type: str) -> SmoothActivation:
+    key = "hidden_activation" if model_type in ("gemma2", "gemma3_text") else "hidden_act"
     name = config.text(key)
+    if (model_type, name) == ("gemma", "gelu"):  # as released, and always meant so
+        return "gelu_tanh"
     if name not in ACTIVATIONS:
         raise UnsupportedModelError(
             f"{config.where}: {key}",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvplan.models.families.config import Config
-from kvplan.models.families.decoder_rope import positive, read_rotary
+from kvplan.models.families.decoder_rope import positive, read_partial_rotary
 from kvplan.models.families.dense import heads_of
 from kvplan.models.families.moe import EXPERT_KEYS, sparse_layers
 from kvplan.models.spec import Activation, Decoder, DecoderLayer, DeltaNet, GatedMlp, HeadAttention, MoeMlp
@@ -22,7 +22,6 @@ QWEN3_5: Mapping[str, Any] = {**QWEN3_NEXT, "num_experts_per_tok": 8}
 QWEN_HYBRIDS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_next": QWEN3_NEXT, "qwen3_5_text": QWEN3_5, "qwen3_5_moe_text": QWEN3_5,
 }  # fmt: skip
-PARTIAL = "partial_rotary_factor"
 
 
 def read_qwen_hybrid(config: Config, model_type: str, activation: Activation) -> Decoder:
@@ -69,19 +68,7 @@ def read_qwen_hybrid(config: Config, model_type: str, activation: Activation) ->
 def _attention(config: Config) -> HeadAttention:
     head_dim = heads_of(config).head_dim
     bias = config.flag("attention_bias")
-    settings = config.sub("rope_parameters")
-    share = settings.number(PARTIAL, config.number(PARTIAL))
-    # read_rotary takes the rotated fraction of a head from its caller.
-    nested = {
-        key: value for key in ("rope_parameters", "rope_scaling") if (value := config.values.get(key)) is not None
-    }
-    whole = {
-        key: {name: item for name, item in value.items() if name != PARTIAL} if isinstance(value, Mapping) else value
-        for key, value in nested.items()
-    }
-    rotary = read_rotary(
-        Config({**config.values, **whole}, config.where, config.notes), "qwen3_next", int(head_dim * share)
-    )
+    rotary = read_partial_rotary(config, "qwen3_next", head_dim)
     return HeadAttention(scale=head_dim**-0.5, rotary=rotary, qkv_bias=bias, out_bias=bias, qk_norm=True, gated=True)
 
 

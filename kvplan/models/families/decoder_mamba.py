@@ -120,7 +120,7 @@ def read_granite(config: Config) -> Decoder:
 def _granite_mlp(config: Config) -> GatedMlp | MoeMlp:
     shared, count = config.count("shared_intermediate_size"), config.count("num_local_experts", default=0, low=0)
     if not count:
-        return GatedMlp(shared, "silu", joined=True)
+        return GatedMlp(shared, "silu", joined="input_linear", down="output_linear")
     top_k = config.count("num_experts_per_tok")
     if top_k > count:
         raise config.fail("num_experts_per_tok", f"must be at most {count} ({top_k})", "correct the config")

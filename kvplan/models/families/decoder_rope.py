@@ -12,12 +12,14 @@ from typing import Any, Literal
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 from kvplan.models.families.config import Config
-from kvplan.models.spec import LinearScaling, Llama3Scaling, RopeScaling, Rotary, YarnScaling
+from kvplan.models.spec import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, Rotary, YarnScaling
 
 Kind = Literal["full_attention", "sliding_attention"]
+PARTIAL = "partial_rotary_factor"
 KINDS: tuple[Kind, ...] = ("full_attention", "sliding_attention")
-TYPES = ("default", "linear", "llama3", "yarn")
+TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
+BY_KIND = ("gemma3_text", "olmo3")  # their sliding layers are never scaled by rope_scaling
 # transformers' defaults if a config of this type has no scaling settings.
 UNSAID: dict[str, Mapping[str, Any]] = {
     "gpt_oss": {
@@ -44,6 +46,21 @@ def read_rotary(
     return Rotary(dim, _theta(config, settings, model_type, kind), _scaling(config, settings), interleaved)
 
 
+def read_partial_rotary(
+    config: Config, model_type: str, head_dim: int, kind: Kind = "full_attention", *, interleaved: bool = False
+) -> Rotary:
+    """Rotation of a head's first elements: of partial_rotary_factor, from the settings, else from the config."""
+    share = config.sub("rope_parameters").number(PARTIAL, config.number(PARTIAL))
+    # read_rotary takes the rotated part of a head from its caller.
+    whole = {
+        key: {name: item for name, item in value.items() if name != PARTIAL}
+        for key in ("rope_parameters", "rope_scaling")
+        if isinstance(value := config.values.get(key), Mapping)
+    }
+    settings = Config({**config.values, **whole}, config.where, config.notes)
+    return read_rotary(settings, model_type, int(head_dim * share), kind, interleaved=interleaved)
+
+
 def score_factor(config: Config, model_type: str) -> float:
     """DeepSeek's factor on the softmax scale: the square of YaRN's mscale for all dimensions, else 1.
 
@@ -62,7 +79,7 @@ def rope_settings(config: Config, model_type: str, kind: Kind) -> Config:
     parameters = config.sub("rope_parameters")
     old = config.sub("rope_scaling")
     nested = [key for key in KINDS if key in parameters]
-    if model_type == "gemma3_text":
+    if model_type in BY_KIND:
         if parameters.values and not nested:
             raise config.fail(
                 "rope_parameters",
@@ -127,6 +144,8 @@ def _scaling(config: Config, settings: Config) -> RopeScaling | None:
             )
         case "yarn":
             return _yarn(config, settings)
+        case "longrope" | "su":
+            return _longrope(config, settings)
         case other:
             raise UnsupportedModelError(
                 settings.where,
@@ -153,6 +172,27 @@ def _yarn(config: Config, settings: Config) -> YarnScaling:
         attention_factor=_attention_factor(settings, factor),
         truncate=settings.flag("truncate", True),
     )
+
+
+def _longrope(config: Config, settings: Config) -> LongRopeScaling:
+    for key in ("short_mscale", "long_mscale"):
+        if key in settings:
+            problem = f"the engine scales both lists of longrope alike ({settings.values[key]!r:.40})"
+            raise UnsupportedModelError(f"{settings.where}: {key}", problem, "choose another model")
+    original = _original_positions(config, settings)
+    factor = settings.number("factor", config.count("max_position_embeddings") / original)
+    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    short, long = (_factors(settings, key) for key in ("short_factor", "long_factor"))
+    return LongRopeScaling(original, short, long, settings.number("attention_factor", default))
+
+
+def _factors(settings: Config, key: str) -> tuple[float, ...]:
+    """A list of numbers above 0, whose length was checked when the model was sized."""
+    values = settings.items(key)
+    if values is None:
+        raise settings.fail(key, "missing", "correct the config")
+    numbers = Config({str(i): value for i, value in enumerate(values)}, f"{settings.where}: {key}")
+    return tuple(positive(numbers, str(i)) for i in range(len(values)))
 
 
 def _attention_factor(settings: Config, factor: float) -> float:

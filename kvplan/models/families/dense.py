@@ -265,6 +265,8 @@ def rope_tables(config: Config, model_type: str, heads: Heads, positions: int) -
     if model_type == "gemma3_text":  # local layers use another base: a separate table
         scaled = rope.scaling(config).ratio("factor", 1.0, rope.MAX_FACTOR)
         return (Rope(heads.head_dim, int(positions * scaled)), Rope(heads.head_dim, positions))
+    if model_type == "olmo3" and any(rope.rope_type(part) != "default" for part in rope.scalings(config)):
+        return (*tables, Rope(heads.head_dim, positions))  # sliding layers are not scaled (vLLM 0.33, models/olmo2.py)
     return tables
 
 

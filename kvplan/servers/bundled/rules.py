@@ -19,6 +19,7 @@ from kvplan.models.spec import (
     LayerCache,
     Mamba2,
     ModelSpec,
+    PlainMlp,
     RecurrentState,
     SlidingWindow,
     Weight,
@@ -405,8 +406,9 @@ def forward_bytes(spec: ModelSpec, inputs: EngineInputs, rows_each: int) -> int:
     size, hidden = DTYPE_BYTES[inputs.dtype], spec.hidden_size
     layers = layers_of(spec, inputs)
     widest = max(layer_elements(spec, layer, inputs) for layer in layers)
-    # In addition to the layer's own: the residual stream and its normalized copy.
-    in_layer = max(tokens * size * (2 * hidden + widest), latent_attention_bytes(spec, inputs, tokens))
+    # In addition to the layer's own: the residual stream, its normalized copy, and what runs beside an MLP.
+    streams = 1 + bool(spec.decoder.names.before_attention) + spec.decoder.parallel
+    in_layer = max(tokens * size * (streams * hidden + widest), latent_attention_bytes(spec, inputs, tokens))
     if spec.has_states:
         in_layer = max(in_layer, delta_net_bytes(spec, inputs, tokens), mamba2_bytes(spec, inputs, tokens))
     in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in layers)
@@ -575,6 +577,9 @@ def layer_elements(spec: ModelSpec, layer: int, inputs: EngineInputs) -> int:
             parts["experts"] = moe_elements(spec, sum(rows) // 2, top_k, inputs)
         elif weight.group in ("mlp", "shared_expert") and weight.split == "outputs" and len(rows) == 2:
             parts[weight.group] = sum(rows) + sum(rows) // 2  # gate and up, and their product
+        elif weight.group == "mlp" and weight.split == "outputs":
+            mlp = spec.decoder.layers[layer].mlp
+            parts["mlp"] = sum(rows) * (1 if isinstance(mlp, PlainMlp) and mlp.activation == "relu2" else 2)
         elif weight.name.endswith("qkv_proj"):
             query, key, _ = rows
             mixer = spec.decoder.layers[layer].attention
