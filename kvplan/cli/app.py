@@ -50,7 +50,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "upgrade.upgrade",
     ),
     "pack": Entry(
-        "Fit several servers on one GPU: start order and --gpu-memory-utilization of each.",
+        "Fit several servers on one GPU, or over several: start order and --gpu-memory-utilization of each.",
         "pack_options.PackOptions",
         "pack.pack_command",
     ),

@@ -491,11 +491,11 @@ def quantized_fixes(short: Plan, knobs: Sequence[Knob], others: Sequence[FlagCur
             for cure in fixes(base, knobs=quantized_knobs(base)):
                 changes = (change, *cure.changes)
                 candidates.append(FlagCure(changes, levels_of(changes, knobs), cure.plan))
-    kept: list[FlagCure] = []
+    combined: list[FlagCure] = []
     for cure in sorted(candidates, key=lambda cure: (cure.size, cure.cost)):
-        if not any(other.plan.request.gpu == short.request.gpu and reaches(other, cure) for other in (*others, *kept)):
-            kept.append(cure)
-    return kept
+        if not any(other.plan.request.gpu == short.request.gpu and reaches(other, cure) for other in (*others, *combined)):
+            combined.append(cure)
+    return combined
 
 
 def quantized_knobs(short: Plan) -> Iterator[Knob]:

@@ -78,8 +78,8 @@ class Packer:
         key = (number, pool)
         if key not in self.widths:
             tenant = self.tenants[number][pool]
-            most = min(self.pools[pool].count + MOST_MORE, tenant.request.gpu.node_gpus)
-            sizes = [ranks(tenant.request)] if tenant.is_split else [size for size in TP_SIZES if size <= most]
+            limit = min(self.pools[pool].count + MOST_MORE, tenant.request.gpu.node_gpus)
+            sizes = [ranks(tenant.request)] if tenant.is_split else [size for size in TP_SIZES if size <= limit]
             spread = [with_ranks(tenant, size) for size in sizes]
             servers = [(wide, smallest(wide, self.in_use)) for wide in spread]
             self.widths[key] = tuple(wide for wide, server in servers if server is not None)
@@ -160,16 +160,16 @@ class Search:
 
 
 def assign(
-    tenants: Sequence[Sequence[Tenant]], pools: Sequence[Pool], in_use: int, rest: str | None = None
+    tenants: Sequence[Sequence[Tenant]], pools: Sequence[Pool], in_use: int, favored: str | None = None
 ) -> Assignment:
     """Place every server: at the lowest price if there are prices, then on the fewest GPUs, then on the smallest.
 
     tenants  of each server, one for each pool
-    rest     of the server with this name, and of the first of all other groups, is the memory that remains
+    favored  of the server with this name, and of the first of all other groups, is the memory that remains
 
     Raises UsageError if a server fits on none of the GPUs even alone.
     """
-    check_names([servers[0].name for servers in tenants], rest)
+    check_names([servers[0].name for servers in tenants], favored)
     packer, pools = Packer(tenants, pools, in_use), tuple(pools)
     order = sorted(range(len(tenants)), key=lambda number: largest(packer, pools, number), reverse=True)
     search = searched(packer, pools, order)
@@ -180,7 +180,7 @@ def assign(
         unplaced += [] if following else [tenants[number][0].name]
     groups = search.best or groups
     groups = numbered(groups)
-    packings = tuple(packed(group, in_use, rest) for group in groups)
+    packings = tuple(packed(group, in_use, favored) for group in groups)
     enough = () if search.best else enough_for(packer, pools, order)
     return Assignment(pools, groups, packings, tuple(unplaced), search.nodes > 0, enough)
 
@@ -196,9 +196,9 @@ def numbered(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(ordered)
 
 
-def packed(group: Group, in_use: int, rest: str | None) -> Packing:
+def packed(group: Group, in_use: int, favored: str | None) -> Packing:
     names = {tenant.name for tenant in group.tenants}
-    return pack(group.tenants, in_use, rest if rest in names else None)
+    return pack(group.tenants, in_use, favored if favored in names else None)
 
 
 def searched(packer: Packer, pools: tuple[Pool, ...], order: Sequence[int]) -> Search:

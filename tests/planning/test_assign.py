@@ -71,7 +71,7 @@ def works(servers: Sequence[Server], sets: Sequence[tuple[tuple[str, int], ...]]
     groups: dict[tuple[tuple[str, int], ...], list[Server]] = {}
     for server, devices in zip(servers, sets, strict=True):
         groups.setdefault(devices, []).append(server)
-    if any({*one} & {*other} for one, other in combinations(groups, 2)):
+    if any({*first} & {*second} for first, second in combinations(groups, 2)):
         return False
     return all(start(tuple(group), devices[0][0], len(devices)) for devices, group in groups.items())
 
