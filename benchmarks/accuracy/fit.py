@@ -40,15 +40,11 @@ class Constant:
     threads: int
 
 
-SAMPLERS = {
-    id(overheads.SAMPLER_TO_016): "that sorts, to 0.16",
-    id(overheads.SAMPLER_TO_011): "of 0.8 to 0.10, not told",
-    id(overheads.SAMPLER_FLASHINFER): "without sort, 0.8 to 0.16",
-    id(overheads.SAMPLER_TO_024): "of runner V1, from 0.17",
-    id(overheads.SAMPLER_V2_TO_027): "of runner V2, to 0.27",
-    id(overheads.SAMPLER_V2_TO_032): "of runner V2, 0.28 to 0.32",
-    id(overheads.SAMPLER_V2): "of runner V2, from 0.33, with FlashInfer",
-    id(overheads.SAMPLER_V2_TRITON): "of runner V2, from 0.33, without FlashInfer",
+SAMPLERS = {  # that are not derived, or whose installation nobody stated
+    id(overheads.SAMPLER_TO_011): "sampler of 0.8 to 0.10, not told",
+    id(overheads.SAMPLER_TO_011_FEW): "sampler of 0.8 to 0.10, not told",
+    id(overheads.SAMPLER_V2_TO_027): "sampler of runner V2, to 0.27",
+    id(overheads.SAMPLER_V2_TO_032): "sampler of runner V2, 0.28 to 0.32",
 }
 RANGES = {
     id(getattr(overheads, name)): name.removeprefix("NON_TORCH_").lower().replace("_", " ")
@@ -57,14 +53,11 @@ RANGES = {
 }
 
 
-def sampler_kind(the_plan: Plan) -> str:
-    """The class of a plan's sampler. Logs of 0.11 sort (nine of one thread, 38.2-38.6): they are of the class that
-    sorts, while those of 0.8 to 0.10 that do not state an installation are of both kinds, and a class of their own.
-    """
-    shipped = overheads.sampler_of(the_plan.settings, the_plan.request.gpu)
-    if shipped is overheads.SAMPLER_TO_011 and the_plan.settings.version.has("v1_only"):
-        shipped = overheads.SAMPLER_TO_016
-    return "sampler " + SAMPLERS[id(shipped)]
+def sampler_kind(the_plan: Plan) -> str | None:
+    """The class of a plan's sampler, or None if nothing of it is fitted. Logs of 0.11 sort (nine of one thread)."""
+    if the_plan.settings.version.has("v1_only") and not the_plan.settings.runner_v2:
+        return None
+    return SAMPLERS.get(id(overheads.sampler_of(the_plan.settings, the_plan.request.gpu)))
 
 
 def non_torch_kind(the_plan: Plan) -> str:
@@ -101,9 +94,10 @@ def points_of(scored: Scored) -> list[Point]:
     points = []
     sampled = " vocab x " in the_plan.estimates["activations"].formula and not the_plan.request.spec.multimodal
     peak = m.get("activation_peak_gib", implied_peak(scored.case, the_plan))
-    if peak is not None and sampled:
+    kind = sampler_kind(the_plan)
+    if peak is not None and sampled and kind is not None:
         value = (peak * GIB - beside_sampler(the_plan)) / sampled_entries(the_plan)
-        points.append(Point(sampler_kind(the_plan), thread, value))
+        points.append(Point(kind, thread, value))
     if "non_torch_gib" in m:
         points.append(Point(non_torch_kind(the_plan), thread, m["non_torch_gib"]))
     return points
@@ -180,10 +174,11 @@ def revised(scored: Scored, constants: Mapping[str, Constant]) -> Validated:
     the_plan = planned(scored)
     if the_plan is None:
         return Validated(scored, scored.scores, ())
-    borrowed = [kind for kind in (sampler_kind(the_plan), non_torch_kind(the_plan)) if kind not in constants]
+    sampler = sampler_kind(the_plan)
+    borrowed = [kind for kind in (sampler, non_torch_kind(the_plan)) if kind is not None and kind not in constants]
     peak = shipped_peak = the_plan.estimates["activations"].likely
-    if sampler_kind(the_plan) in constants:
-        peak = peak_with(the_plan, constants[sampler_kind(the_plan)].value)
+    if sampler is not None and sampler in constants:
+        peak = peak_with(the_plan, constants[sampler].value)
     non_torch = shipped_rest = the_plan.estimates["non_torch"].likely
     if non_torch_kind(the_plan) in constants:
         non_torch = int(constants[non_torch_kind(the_plan)].value * GIB)

@@ -481,6 +481,7 @@ def answer(front: Front, starts: "list[Start]") -> int:
             start.tiers,
             parse_log("\n".join(start.whole_log)),
             start.rank,
+            start.fallbacks,
         )
         if start.lag is not None:
             metrics.watch(start.lag)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import MAX_BYTES, format_gib, format_size
+from kvplan.core.units import GIB, MAX_BYTES, format_gib, format_size
 from kvplan.planning.attribute import (
     CAPACITY,
     MEMORY,
@@ -55,6 +55,8 @@ class Side:
     groups  its weights by tensor group, bytes; empty if unknown
     plan    None if it was read from a document
     server  with its release; "" if a document does not say
+    rooms   what stays allocated beside weights and cache, (low, high) bytes and the terms of its formula; None: unknown
+    notes   what the server's rules say of the plan
     """
 
     key: str
@@ -65,6 +67,8 @@ class Side:
     groups: Mapping[str, int] = field(default_factory=dict)
     plan: Plan | None = None
     server: str = ""
+    rooms: tuple[int, int, tuple[str, ...]] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +269,7 @@ def plan_side(plan: Plan, key: str | None = None) -> Side:
     gpu = plan.request.gpu
     where = gpu_text(gpu) if ranks == 1 else f"{ranks} x {gpu_text(gpu)}"
     settings = {name: getattr(plan.settings, name) for name in SETTINGS} | {"max_model_len": context}
+    rooms = plan.estimates["buffers"]
     return Side(
         key=key or f"{name} on {where}, {length_text(args.max_model_len or context)}",
         title=f"{name} on {where}, {context:,} tokens",
@@ -274,7 +279,14 @@ def plan_side(plan: Plan, key: str | None = None) -> Side:
         groups=plan.weight_groups,
         plan=plan,
         server=plan.request.release.label,
+        rooms=(rooms.low, rooms.high, terms_of(rooms.formula)),
+        notes=tuple(plan.notes),
     )
+
+
+def terms_of(formula: str) -> tuple[str, ...]:
+    """What a formula adds up."""
+    return tuple(formula.split(" + "))
 
 
 # --- documents as sides -----------------------------------------------------------------------------------------------
@@ -404,10 +416,19 @@ def _document_side(doc: Reader) -> Side:
         title=f"{printable(name)} on {where}, {context:,} tokens",
         fits=doc.flag("fits"),
         server=printable(doc.text("inputs.engine"), 60),
+        rooms=_document_rooms(doc),
+        notes=tuple(printable(str(note), 400) for note in doc.value("notes")) if doc.has("notes") else (),
         inputs=dict(_document_inputs(doc)),
         figures=figures,
         groups=groups,
     )
+
+
+def _document_rooms(doc: Reader) -> tuple[int, int, tuple[str, ...]] | None:
+    for row in doc.rows("assumptions") if doc.has("assumptions") else ():
+        if row.text("name") == "buffers":
+            return row.whole("low"), row.whole("high"), terms_of(printable(row.text("formula"), 2000))
+    return None
 
 
 def length_text(context: object) -> str:
@@ -495,7 +516,10 @@ def _target_side(target: Reader) -> Side:
 
 def explanation(comparison: Comparison) -> list[str]:
     """Sentences derived from the rows: why the pool changed, and why concurrency did."""
-    return [*_fits_words(comparison), *_token_words(comparison), *_pool_words(comparison), *_user_words(comparison)]
+    return [
+        *_fits_words(comparison), *_token_words(comparison), *_pool_words(comparison), *_room_words(comparison),
+        *_user_words(comparison),
+    ]  # fmt: skip
 
 
 def _fits_words(pair: Comparison) -> Iterator[str]:
@@ -548,6 +572,18 @@ def _pool_words(pair: Comparison) -> Iterator[str]:
     if pool and pair.old.fits and pair.new.fits:
         causes = sorted((name for name, delta in by_name.items() if delta), key=lambda name: -abs(by_name[name]))
         yield f"KV cache {signed_size(pool)}: {', '.join(_cause(name, by_name[name]) for name in causes)}"
+
+
+def _room_words(pair: Comparison) -> Iterator[str]:
+    """Workspaces, where a backend changed: the terms that only one side has, and what its server's rules say."""
+    if not any(change.name.endswith("backend") for change in pair.changes):
+        return
+    for side, other, word in ((pair.old, pair.new, "OLD"), (pair.new, pair.old, "NEW")):
+        if side.rooms is not None and other.rooms is not None:
+            low, high, terms = side.rooms
+            if own := [term for term in terms if term not in other.rooms[2]]:
+                yield f"buffers of {word} ({low / GIB:.2f}-{high / GIB:.2f} GiB): {' + '.join(own)}"
+        yield from (f"{word}: {note}" for note in side.notes if note not in other.notes and "workspace" in note)
 
 
 def _cause(name: str, delta: int) -> str:

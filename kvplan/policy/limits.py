@@ -101,9 +101,10 @@ def limits_of(case: Case, largest: "Kept | str | None" = None) -> Limits | str:
     shared, whole = shared_blocks(case), own_blocks(case, plan.capacity.max_model_len)
     usable = plan.capacity.num_blocks - 1
     room, sequences = usable - shared, plan.settings.max_num_seqs
-    share = 1 - whole / room if blocks_of_one.square is None else level(blocks_of_one.square / blocks_of_one.mean / room)
+    square = blocks_of_one.square
+    share = 1 - whole / room if square is None else level(square / blocks_of_one.mean / room)
     sequences_first = fills(blocks_of_one, sequences) < room
-    has_level = not sequences_first and (blocks_of_one.square is not None or room >= 2 * whole)
+    has_level = not sequences_first and (square is not None or room >= 2 * whole)
     seats = sequences * level(1 / sequences)
     rates = [rule.limit for rule in case.target.rules if rule.name == "max_preemption_rate"]
     low, high = users.blocks_at(plan, "low"), users.blocks_at(plan, "high")

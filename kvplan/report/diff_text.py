@@ -205,7 +205,7 @@ def _comparison_lines(pair: Comparison) -> list[Part]:
     if pair.changes:
         lines += [line(), line("What changed", "bold"), *_change_lines(pair)]
     if pair.is_equal:
-        return lines
+        return lines + _why_lines(pair)
     if pair.memory:
         lines += [line(), _table("Memory of each GPU", memory_rows(pair))]
     lines += [line(), _table(figures_title(pair), figure_rows(pair))]
@@ -348,13 +348,11 @@ def _comparison_blocks(pair: Comparison) -> Iterator[Block]:
         effect = {change: "no effect" if change in without else KIND_TITLES[change.kind] for change in pair.changes}
         rows = [(change.name, text_of(change.old), text_of(change.new), effect[change]) for change in pair.changes]
         yield Table.of(("changed", "old", "new", ""), rows, left=4)
-    if pair.is_equal:
-        return
     for table in (
         _table("Memory of each GPU", memory_rows(pair)),
         _table(figures_title(pair), figure_rows(pair)),
     ):
-        if table.rows:
+        if table.rows and not pair.is_equal:
             yield table
     if sentences := explanation(pair):
         yield bullets(sentences)

@@ -142,6 +142,11 @@ def series(limits: Limits, figure: str) -> str:
     return limits.metrics.figures[figure][0] + selector(limits)
 
 
+def has(limits: Limits, *figures: str) -> bool:
+    """True if the server's page has these figures."""
+    return all(figure in limits.metrics.figures for figure in figures)
+
+
 def alerts_of(limits: Limits) -> list[Alert]:
     makers: Sequence[Callable[[Limits], Alert | None]] = (nearly_full, nearly_all, long_queue, preempted, other_pool)
     return [alert for maker in makers if (alert := maker(limits)) is not None]
@@ -149,7 +154,7 @@ def alerts_of(limits: Limits) -> list[Alert]:
 
 def nearly_full(limits: Limits) -> Alert | None:
     """The pool's level, or its trend from half of that level on."""
-    if limits.usage is None:
+    if limits.usage is None or not has(limits, "kv_usage"):
         return None
     usage, level = series(limits, "kv_usage"), round(limits.usage, 3)
     mean = f"avg_over_time({usage}[1m])"
@@ -170,7 +175,7 @@ def nearly_full(limits: Limits) -> Alert | None:
 
 def nearly_all(limits: Limits) -> Alert | None:
     """Sequences run out before the pool does: nothing is preempted, but requests wait."""
-    if not limits.sequences_first:
+    if not limits.sequences_first or not has(limits, "running"):
         return None
     running = series(limits, "running")
     return Alert(
@@ -186,8 +191,10 @@ def nearly_all(limits: Limits) -> Alert | None:
     )
 
 
-def long_queue(limits: Limits) -> Alert:
+def long_queue(limits: Limits) -> Alert | None:
     """As many wait as run: by Little's law a new request waits as long as one takes."""
+    if not has(limits, "waiting"):
+        return None
     waiting = series(limits, "waiting")
     return Alert(
         "QueueLongerThanService",
@@ -203,7 +210,7 @@ def long_queue(limits: Limits) -> Alert:
 
 def preempted(limits: Limits) -> Alert | None:
     counters = limits.metrics.workload
-    if "preemptions" not in limits.metrics.figures or isinstance(counters, str):
+    if not has(limits, "preemptions") or isinstance(counters, str):
         return None
     events, ended = series(limits, "preemptions"), counters.counters["ended"] + selector(limits)
     share = limits.preempted
@@ -222,8 +229,9 @@ def preempted(limits: Limits) -> Alert | None:
 
 def other_pool(limits: Limits) -> Alert | None:
     """The server has another pool than planned, so every limit here is wrong."""
-    metrics, running = limits.metrics, series(limits, "running")
+    metrics = limits.metrics
     if metrics.info is not None:
+        running = series(limits, "running")
         label = next(label for label, fact in metrics.facts.items() if fact == "num_blocks")
         low, likely, high = limits.blocks
         expr = f'{metrics.info}{{{label}!~"{whole_numbers(low, high)}"}} and on (instance, job) {running}'
@@ -318,7 +326,7 @@ def grafana(result: CheckResult) -> str:
     """A dashboard with a row per target: usage, requests, queue and preemptions, each with its limit as a line."""
     panels: list[dict[str, Any]] = []
     for limits in limited(result):
-        y = 9 * (len(panels) // 5)
+        y = sum(9 for panel in panels if panel["type"] == "row")
         title = f"{limits.target}: {limits.title}, {sentence(limits)}"
         panels.append({"type": "row", "title": title, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}, "panels": []})
         for place, (name, exprs, unit, limit) in enumerate(charts(limits)):
@@ -343,12 +351,18 @@ Chart = tuple[str, dict[str, str], str, float | None]
 
 def charts(limits: Limits) -> Iterator[Chart]:
     """Title, expression by legend, unit, and the plan's limit."""
-    yield "KV cache in use", {"{{instance}}": series(limits, "kv_usage")}, "percentunit", limits.usage
-    yield "Running requests", {"{{instance}}": series(limits, "running")}, "short", limits.running
-    yield "Waiting requests", {"{{instance}}": series(limits, "waiting")}, "short", limits.running
-    figure = "preemptions" if "preemptions" in limits.metrics.figures else "generation_tokens"
-    title = "Preemptions a second" if figure == "preemptions" else "Output tokens a second"
-    yield title, {"{{instance}}": f"rate({series(limits, figure)}[5m])"}, "short", None
+    shown = [
+        ("KV cache in use", "kv_usage", "percentunit", limits.usage),
+        ("Running requests", "running", "short", limits.running),
+        ("Waiting requests", "waiting", "short", limits.running),
+    ]
+    for title, figure, unit, limit in shown:
+        if has(limits, figure):
+            yield title, {"{{instance}}": series(limits, figure)}, unit, limit
+    rates = {"preemptions": "Preemptions a second", "generation_tokens": "Output tokens a second"}
+    counter = next((figure for figure in rates if has(limits, figure)), None)
+    if counter is not None:
+        yield rates[counter], {"{{instance}}": f"rate({series(limits, counter)}[5m])"}, "short", None
 
 
 def chart(title: str, exprs: Mapping[str, str], unit: str, limit: float | None, *, x: int, y: int) -> dict[str, Any]:
@@ -396,13 +410,13 @@ def keda(result: CheckResult) -> str:
 
 
 def scaled_object(limits: Limits) -> dict[str, Any]:
-    query = f"sum({series(limits, 'running')}) + sum({series(limits, 'waiting')})"
+    counted = [f"sum({series(limits, figure)})" for figure in ("running", "waiting") if has(limits, figure)]
     trigger = {
         "type": "prometheus",
         "metricType": "AverageValue",
         "metadata": {
             "serverAddress": "http://prometheus-operated.monitoring:9090",
-            "query": query,
+            "query": " + ".join(counted),
             "threshold": str(limits.in_flight),
         },
     }

@@ -83,6 +83,7 @@ class ServerMetrics:
         tiers: "Tiers[Any] | None" = None,
         start: ServerLog | None = None,
         rank: int = 0,
+        fallbacks: Mapping[str, str] | None = None,
     ) -> None:
         """Register the metrics.
 
@@ -91,6 +92,7 @@ class ServerMetrics:
         tiers       KV offloading tiers; None: no tiers, and no metrics for them
         start       start-up log of all ranks, which the page repeats
         rank        the data-parallel rank
+        fallbacks   what the engine does without, and why
         """
         self.registry = CollectorRegistry()
         GCCollector(self.registry)
@@ -119,6 +121,11 @@ class ServerMetrics:
         self._lora_info = self._lora_gauge() if max_loras else None
         if start is not None:
             self._start(start)
+        if fallbacks:
+            text = "Kernels that plain torch stands for, or CUDA graphs that are not captured."
+            replaced = Gauge("kvplan:fallback_info", text, ("name", "reason"), registry=self.registry)
+            for name, why in fallbacks.items():
+                replaced.labels(name, why).set(1)
 
     def _start(self, log: ServerLog) -> None:
         """State the arguments and the figures of the start, as in its log: `kvplan reconcile --metrics` reads them."""

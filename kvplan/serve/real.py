@@ -24,10 +24,13 @@ def start_of(engine: Engine, *opening: str) -> Start:
     logs = start_logs(engine)
     facts = (cache_config(engine), logs[0], engine.spec.name, engine.spec.vocab_size)
     whole = (*opening, *chain.from_iterable(logs))
+    fallbacks = engine.memory_report().fallbacks
     if engine.tp.num_ranks == 1:
-        return Start(engine, *facts, Hooks(close=engine.close), tiers=engine.tiers, whole_log=whole)
+        hooks = Hooks(close=engine.close)
+        return Start(engine, *facts, hooks, tiers=engine.tiers, whole_log=whole, fallbacks=fallbacks)
     leader = Leader(engine)
-    return Start(leader, *facts, Hooks(idle=leader.idle, close=leader.close), whole_log=whole)
+    hooks = Hooks(idle=leader.idle, close=leader.close)
+    return Start(leader, *facts, hooks, whole_log=whole, fallbacks=fallbacks)
 
 
 def inputs_of(engine: Engine) -> EngineInputs:

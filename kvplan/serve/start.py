@@ -36,6 +36,7 @@ class Start:
     vector_size: int | None = None  # of a pooling model
     lag: "Lag | None" = None  # of a simulated server
     rank: int = 0  # the data-parallel one
+    fallbacks: Mapping[str, str] = field(default_factory=dict)  # what the engine's first rank does without, and why
 
 
 def cache_config(plan: Plan) -> dict[str, str]:

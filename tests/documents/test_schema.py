@@ -57,6 +57,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("preflight", "vllm serve Qwen/Qwen3-8B --max-model-len 8192", "--gpu", "l40s"),
         ("preflight", "vllm serve meta-llama/Llama-3.1-70B-Instruct", "--gpu", "l40s"),
     ),
+    "offers": (
+        ("recommend", "qwen3-8b", "--gpu", "rtx-3090", "--users", "1", "--ctx", "8k", "--engine", "vllm,llama.cpp"),
+    ),
     "rightsize": (
         ("rightsize", "examples/metrics.1.txt", "examples/metrics.2.txt", "--interval", "630s"),
         ("rightsize", "examples/metrics.1.txt", "examples/metrics.2.txt"),

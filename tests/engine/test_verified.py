@@ -13,7 +13,8 @@ from engine import attention, cuda_graphs
 from engine.attention import TorchAttention
 from engine.kernels import torch_backend
 from engine.kernels.verified import Verified
-from kvplan.serve.real import start_log
+from kvplan.serve.metrics import ServerMetrics
+from kvplan.serve.real import start_log, start_of
 from tests.support.small_engines import engine_for, greedy, random_tokens
 
 FUNCTIONS = [
@@ -76,7 +77,10 @@ def test_what_is_wrong_is_replaced_and_the_tokens_stay(
     assert list(fallbacks) == [name]
     assert re.fullmatch(why, fallbacks[name])
     assert tokens_of(engine) == expected
-    (line,) = [line for line in start_log(engine) if name in line]
+    start = start_of(engine)
+    page = ServerMetrics("m", 96, start.cache_config, fallbacks=start.fallbacks).page().decode()
+    assert f'kvplan:fallback_info{{name="{name}",reason="{fallbacks[name]}"}} 1.0' in page.splitlines()
+    (line,) = [line for line in start.log if name in line]
     assert line.endswith(f"plain torch stands for {name}: {fallbacks[name]}")
 
 

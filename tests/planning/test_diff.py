@@ -565,3 +565,29 @@ def test_a_document_and_a_plan_are_compared_by_what_both_say() -> None:
     assert comparison.steps is None
     assert [(change.kind, change.name) for change in comparison.changes] == [("setting", "kv_dtype")]
     assert set(CAPACITY) <= {row.name for row in comparison.rows}
+
+
+def test_a_backends_workspace_is_named_by_plans_and_documents() -> None:
+    # vLLM 0.33: b12x keeps a wrapper in each of 48 layers; FlashInfer's attention 394 MiB after the pool is sized
+    args = EngineArgs(max_model_len=8192, max_num_batched_tokens=8192, enable_expert_parallel=True)
+    spec, card, release = load("qwen3-30b-a3b"), gpu("rtx-pro-6000"), version((0, 33))
+    triton, b12x = (
+        plan(Request(spec, card, replace(args, moe_backend=name), release)) for name in ("triton", "flashinfer_b12x")
+    )
+    pairs = [(plan_side(triton), plan_side(b12x))]
+    pairs.append(tuple(document_sides(plan_document(side), "x.json")[0] for side in (triton, b12x)))
+    for pair in pairs:
+        sentences = explanation(compare(*pair))
+        assert any(text.startswith("buffers of NEW (") and "48 layers x" in text for text in sentences)
+        assert any(text.startswith("buffers of OLD (") and "experts x" in text for text in sentences)
+
+
+def test_a_workspace_outside_the_budget_is_named_though_no_figure_differs() -> None:
+    args = EngineArgs(max_model_len=8192)
+    request = Request(load("qwen3-8b"), gpu("h100-80g"), args, version((0, 33)))
+    flash, flashinfer = (
+        plan(replace(request, args=replace(args, attention_backend=name))) for name in ("FLASH_ATTN", "FLASHINFER")
+    )
+    result = difference("a", "b", [plan_side(flash)], [plan_side(flashinfer)])
+    assert result.comparisons[0].is_equal
+    assert "394 MiB" in " ".join(plain(line).strip() for line in laid_out(diff_lines(result)))

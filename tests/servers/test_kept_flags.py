@@ -30,7 +30,7 @@ def printed(run: Run, text: str) -> str:
     return command
 
 
-@pytest.mark.parametrize("server", PARSERS.keys() & SERVERS.keys())
+@pytest.mark.parametrize("server", sorted(PARSERS.keys() & SERVERS.keys()))
 def test_the_newest_release_takes_every_flag_that_is_repeated(server: str) -> None:
     _, others = server_of(server).pasted().flags
     repeated = [name for name, other in others.items() if other.is_kept and (other.usual or not other.is_refused)]

@@ -1,7 +1,7 @@
 """A program: serve two prompts with the Triton kernels in the interpreter; a line of JSON, their tokens, per model.
 
-`python -m tests.support.triton_engine KV_DTYPE FOLDER[,graphs|,compared] ...`, with TRITON_INTERPRET=1, which must be set
-before triton is imported. With `graphs` decode steps run on the tensors of CUDA graphs, which a CPU runs again instead
+`python -m tests.support.triton_engine KV_DTYPE FOLDER[,graphs|,compared] ...`, with TRITON_INTERPRET=1, which must be
+set before triton is imported. With `graphs` decode steps run on the tensors of CUDA graphs, which a CPU runs again instead
 of replaying; with `compared` the engine compares its kernels with plain torch, as on a GPU.
 """
 

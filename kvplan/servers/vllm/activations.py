@@ -28,11 +28,11 @@ from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.overheads import (
     EVIDENCE,
-    SAMPLER_TO_024,
     Sampler,
     blas_workspace,
     expert_room,
     indexer_logits,
+    kept_states,
     pools,
     sampler_of,
     widths,
@@ -105,7 +105,7 @@ def activations(
     samples = (stage is None or stage == args.pipeline_parallel_size - 1) and not pools(spec, args)
     sampler, rows = sampler or sampler_of(settings, gpu), min(seqs, tokens) if samples else 0
     wider, entries = element - 2, rows * spec.vocab_size
-    states = tokens + (2 if sampler is SAMPLER_TO_024 else 1) * rows  # runner V1 has random rows beside those chosen
+    states = kept_states(settings, rows)
     hidden = element * states * spec.hidden_size
     low = hidden + int(entries * (sampler.low + wider))
     sampling = hidden + int(entries * (sampler.likely + wider))

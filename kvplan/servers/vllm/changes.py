@@ -68,6 +68,14 @@ CHANGES: Final = {
         (0, 9), "below compute capability 8.9 scales of fp8 blocks are stored once per output, in 16 bits",
         "vLLM model_executor/layers/quantization/utils/marlin_utils_fp8.py", "0.8, 0.9, 0.33",
     ),
+    "random_states": ReleaseChange(
+        (0, 9), "the profile run samples from a random copy of the hidden states it chose",
+        "vLLM v1/worker/gpu_model_runner.py (_dummy_sampler_run)", "0.8.0, 0.8.5, 0.9.0, 0.11",
+    ),
+    "states_while_sampling": ReleaseChange(
+        (0, 9, 2), "the profile run keeps all hidden states while it samples; before, those that are sampled",
+        "vLLM v1/worker/gpu_model_runner.py (profile_run)", "0.8.5, 0.9.0 to 0.9.2, 0.10 to 0.25",
+    ),
     "eplb": ReleaseChange(
         (0, 9, 2), "experts may have spare copies and move between ranks (EPLB)", "vLLM distributed/eplb",
         "0.9.2 to 0.33",
@@ -202,8 +210,9 @@ CHANGES: Final = {
         "vLLM model_executor/models/qwen3_omni_moe_thinker.py (get_mm_max_tokens_per_item)", "0.14, 0.16 to 0.33",
     ),
     "lean_sampler": ReleaseChange(
-        (0, 17), "sampling takes 15 bytes a sequence and vocabulary entry, not 38",
-        "llm-d-planner: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17",
+        (0, 17), "sampling takes 14 bytes a sequence and vocabulary entry, not 38",
+        "vLLM v1/sample/ops (apply_top_k_top_p_triton); llm-d-planner: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17",
+        "0.16, 0.17",
     ),
     "prefetched_weights": ReleaseChange(
         (0, 17), "--offload-group-size fetches the weights of some layers from host memory",

@@ -12,6 +12,7 @@ partly as weights (rotary tables) and partly as peak activation (MoE workspace).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -377,27 +378,27 @@ class Sampler:
     kind: Kind
 
 
-# 38.4, hidden states subtracted: n = 8 logs of 6 models on H100 with vLLM 0.11, spread 38.2-38.6 (llm-d-benchmark,
-# empirical-vllm-memory-results.md); 38.2-38.5 in 4 threads of 0.6-0.7 (Qwen2.5 and Phi-4, with the default number of
-# sequences) and for Qwen3-14B in 0.15 and 0.16 (llm-d-planner, accuracy/blog-gpu-capacity.md). Mistral-Small-3.2 on
-# 0.11.0 has 2.12 GiB, as with FlashInfer.
-SAMPLER_TO_016 = Sampler(
-    36.0,
-    38.4,
-    40.0,
-    "36.4 fitted",
-    f"llm-d-benchmark and llm-d-planner on H100, Unsloth; {EVIDENCE}sampler",
-    "calibrated",
-)
-# Until 0.11 the second engine samples with FlashInfer, without a sort, if it is installed: 8-14 from what logs of 0.9
-# and 0.10 leave for it (Gemma-3-1B on a MIG slice, gpt-oss-120b TP4, Qwen2-7B TP2, Qwen2-Audio: 4 threads). It is an
-# extra of the wheel (vLLM 0.10.2 and 0.11.0 METADATA: `pip install vllm` sorts) included in container images of 0.8 to
-# 0.11. Source: vLLM 0.8.5, 0.9.2, 0.10.2, 0.11.0 v1/sample/ops/topk_topp_sampler.py.
+# Until 0.16 sampling sorts: logits (2), their fp32 copy (4), sorted values (4) and indices (8), and what torch's sort
+# takes meanwhile: indices (8) and CUB's second copies of keys and indices (12), or for 2 to 127 rows, which it sorts as
+# one, two arrays of pairs (16), keys (4) and the second copies (12). The samplers of 0.7.3, 0.8.5 (V0 and V1), 0.9 to
+# 0.11 and 0.16 have this live on tensors without data (benchmarks/release_peaks.py), and logs of 0.6 to 0.11 on H100,
+# A100, L40S and T4 are met within 0.01 GiB; 38.4 had been fitted to them. Mistral-Small-3.2 on 0.11.0 logs 2.12 GiB.
+SORT_SOURCE = f"vLLM 0.7 to 0.16 samplers, torch SortStable.cu; {EVIDENCE}sampler"
+SAMPLER_SORTS = Sampler(38.0, 38.0, 38.0, "4 fp32 copy + 32 sort", SORT_SOURCE, "formula")
+SAMPLER_SORTS_FEW = Sampler(50.0, 50.0, 50.0, "4 fp32 copy + 44 sort", SORT_SOURCE, "formula")
+FEW = range(2, 128)  # rows that torch sorts as one
+LEAST_TRITON_ROWS = 8  # vLLM 0.17 to 0.25 v1/sample/ops/topk_topp_sampler.py (apply_top_k_top_p): fewer are sorted
+# Until 0.11 the second engine samples with FlashInfer, without a sort, if it is installed: its fp32 copy (4), and what
+# top-k leaves (4) with its softmax (4). FlashInfer is an extra of the wheel (vLLM 0.10.2 and 0.11.0 METADATA: `pip
+# install vllm` sorts) included in container images of 0.8 to 0.11. Source: vLLM 0.8.5, 0.9.2, 0.10.2, 0.11.0
+# v1/sample/ops/topk_topp_sampler.py with FlashInfer 0.2.2 and 0.3.1, run on tensors without data.
 SAMPLER_FLASHINFER = Sampler(
-    9.0, 12.0, 16.0, "4 fp32 copy + 6 scratch", f"6 logs of 0.9 and 0.10; {EVIDENCE}sampler", "calibrated"
-)
+    14.0, 14.0, 14.0, "4 fp32 copy + 4 masked + 4 softmax",
+    f"vLLM 0.8.5 to 0.11 and FlashInfer samplers; {EVIDENCE}sampler", "formula",
+)  # fmt: skip
 # 0.8 to 0.11 if not specified: as installed by `pip install vllm`; `low` covers container images.
-SAMPLER_TO_011 = Sampler(9.0, 38.4, 40.0, "36.4 fitted", f"as pip installs it; {EVIDENCE}sampler", "calibrated")
+SAMPLER_TO_011 = replace(SAMPLER_SORTS, low=14.0, source=f"as pip installs it; {SORT_SOURCE}")
+SAMPLER_TO_011_FEW = replace(SAMPLER_SORTS_FEW, low=14.0, source=SAMPLER_TO_011.source)
 # From 0.17 to 0.24 runner V1 keeps logits (2), their fp32 copy (4), its softmax (4) and as much noise (4), and Triton's
 # top-k works in place. Read in 0.19 (v1/sample/sampler.py and ops). With Triton's rows and cuBLAS's workspace, which
 # are buffers, 14 text models' logs on H100 are met within 0.01 GiB (llm-d-planner, accuracy report), for which 14.9 was
@@ -450,7 +451,7 @@ def sampler_rows(sampler: Sampler, settings: Settings, gpu: GpuSpec) -> int:
     return min(1 << (rows - 1).bit_length(), gpu.sm_count)
 
 
-DERIVED: Final = frozenset(map(id, (SAMPLER_TO_024, SAMPLER_V2, SAMPLER_V2_TRITON)))
+FITTED: Final = frozenset(map(id, (SAMPLER_V2_TO_027, SAMPLER_V2_TO_032)))
 BLAS_WORKSPACE, BLAS_WORKSPACE_SM90 = 8_519_680, 32 * MIB
 
 
@@ -459,7 +460,7 @@ def blas_workspace(sampler: Sampler, gpu: GpuSpec) -> int:
 
     Source: torch aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize).
     """
-    if gpu.vendor != "nvidia" or id(sampler) not in DERIVED:
+    if gpu.vendor not in ("nvidia", "unknown") or id(sampler) in FITTED:  # unknown: only its memory is given
         return 0
     return BLAS_WORKSPACE_SM90 if gpu.sm // 10 in (9, 10, 12) else BLAS_WORKSPACE
 
@@ -471,13 +472,29 @@ def sampler_of(settings: Settings, gpu: GpuSpec) -> Sampler:
         if release.has("sampler_warm_up"):
             return SAMPLER_V2 if samples_with_flashinfer(release, gpu) else SAMPLER_V2_TRITON
         return SAMPLER_V2_TO_032 if release.has("logits_as_they_are") else SAMPLER_V2_TO_027
-    if release.has("lean_sampler"):
+    rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    if release.has("lean_sampler") and rows >= LEAST_TRITON_ROWS:
         return SAMPLER_TO_024
-    if not release.has("v1") or settings.first_engine:
-        return SAMPLER_TO_016
-    if release.flashinfer is not None:
-        return SAMPLER_FLASHINFER if release.flashinfer else SAMPLER_TO_016
-    return SAMPLER_TO_016 if release.has("sampler_on_request") else SAMPLER_TO_011
+    is_few = rows in FEW
+    sorts = SAMPLER_SORTS_FEW if is_few else SAMPLER_SORTS
+    if settings.first_engine or release.has("sampler_on_request"):
+        return SAMPLER_FLASHINFER if release.flashinfer and not settings.first_engine else sorts
+    if release.flashinfer is None:
+        return SAMPLER_TO_011_FEW if is_few else SAMPLER_TO_011
+    return SAMPLER_FLASHINFER if release.flashinfer else sorts
+
+
+def kept_states(settings: Settings, rows: int) -> int:
+    """Hidden states that live while `rows` of them are sampled, in tokens.
+
+    Source: vLLM 0.8.0 to 0.25 v1/worker/gpu_model_runner.py, 0.22 to 0.33 v1/worker/gpu/model_runner.py (profile_run).
+    """
+    if settings.first_engine:
+        return settings.max_num_batched_tokens
+    if settings.runner_v2:
+        return settings.max_num_batched_tokens + rows
+    whole = settings.max_num_batched_tokens if settings.version.has("states_while_sampling") else 0
+    return whole + (2 if settings.version.has("random_states") else 1) * rows
 
 
 def pools(spec: ModelSpec, args: EngineArgs) -> bool:
@@ -491,6 +508,9 @@ def pools(spec: ModelSpec, args: EngineArgs) -> bool:
 
 # --- CUDA graphs --------------------------------------------------------------------------------------------------
 
+# vLLM captures the two largest graphs of a mode and estimates first + (n - 1) x max(second, 1 MiB); runner V1 takes the
+# larger first of both modes, V2 measures all piecewise graphs (0.19, 0.25, 0.33 profile_cudagraph_memory). What a
+# graph takes is not derivable (the tensors of the pool are 0 to 0.1 GiB of it), so both samples are fitted.
 # vLLM's own estimate, which it subtracts: 0.25 GiB + 6 MiB per captured graph, through 0.84 GiB at 102 graphs
 # (Llama-3.1-8B, accuracy report), 0.79, 0.78 and 0.64 at 86, 0.37 at 54 (vLLM issues and recipes of 2026). Fewer graphs
 # scatter: 0.14 at 30, 0.22 at 15, 0.09-0.61 below ten; so did larger ones (1.6 at 86). n = 14 logs, half of them
