@@ -491,11 +491,11 @@ def quantized_fixes(short: Plan, knobs: Sequence[Knob], others: Sequence[FlagCur
             for cure in fixes(base, knobs=quantized_knobs(base)):
                 changes = (change, *cure.changes)
                 candidates.append(FlagCure(changes, levels_of(changes, knobs), cure.plan))
-    combined: list[FlagCure] = []
+    rivals = [other for other in others if other.plan.request.gpu == short.request.gpu]
     for cure in sorted(candidates, key=lambda cure: (cure.size, cure.cost)):
-        if not any(other.plan.request.gpu == short.request.gpu and reaches(other, cure) for other in (*others, *combined)):
-            combined.append(cure)
-    return combined
+        if not any(reaches(other, cure) for other in rivals):
+            rivals.append(cure)
+    return [cure for cure in rivals if cure not in others]
 
 
 def quantized_knobs(short: Plan) -> Iterator[Knob]:
@@ -512,11 +512,7 @@ def quantized_knobs(short: Plan) -> Iterator[Knob]:
 def levels_of(changes: Iterable[FlagChange], knobs: Sequence[Knob]) -> Levels:
     """The level of each knob after some changes."""
     flags = {change.flag for change in changes}
-    levels = (range(len(knob.changes)) for knob in knobs)
-    return tuple(
-        next((level + 1 for level in steps if knob.changes[level].flag in flags), 0)
-        for knob, steps in zip(knobs, levels, strict=True)
-    )
+    return tuple(next((n for n in range(1, len(k.changes) + 1) if k.changes[n - 1].flag in flags), 0) for k in knobs)
 
 
 def reaches(cure: FlagCure, other: FlagCure) -> bool:

@@ -213,7 +213,7 @@ def searched(packer: Packer, pools: tuple[Pool, ...], order: Sequence[int]) -> S
 
 
 def largest(packer: Packer, pools: Sequence[Pool], number: int) -> int:
-    """Bytes that a server needs on all its GPUs, of the kind where it needs least. Raises UsageError if there is none."""
+    """Bytes that a server needs on all its GPUs, of the kind where it needs least; UsageError if it fits on none."""
     servers = [
         tenant
         for index, pool in enumerate(pools)
