@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplan.asked.form import Form, counted_gpus_of, read_form
+from kvplan.asked.form import Form, counted_gpus_of, read_form, size_notes
 from kvplan.asked.pasted import is_command, served_by
 from kvplan.asked.question import requests
 from kvplan.cli import output
@@ -51,7 +51,7 @@ def packed(options: PackOptions, in_use: int) -> tuple[bool, CommandAnswer]:
         return packing.fits, answer(packing)
     pools = list(pools_of(options))
     tenants = [stated(text, options, pools) for text in texts]
-    if len(pools) == pools[0].count == 1:
+    if len(pools) == pools[0].count == 1 and options.prices is None:
         packing = pack([servers[0] for servers in tenants], in_use, options.rest)
         return packing.fits, answer(packing)
     from kvplan.planning.assign import assign  # only for several GPUs
@@ -69,7 +69,10 @@ def pools_of(options: PackOptions) -> Iterator[Pool]:
     if options.gpu is None:
         raise UsageError("--gpu", "missing", "name the GPUs: l40s, or 2xl40s,h100-80g (`kvplan gpus` lists them)")
     prices = None if options.prices is None else price_file.read(Path(options.prices))
-    for count, gpu in counted_gpus_of(Form({"gpu": [options.gpu]})):
+    form = Form({"gpu": [options.gpu]})
+    for note in size_notes(form):
+        output.notes_of(options)("note", note)
+    for count, gpu in counted_gpus_of(form):
         dollars = 0.0 if prices is None else prices.per_hour.get(gpu.name)
         if dollars is None:
             raise UsageError("--prices", f"{gpu.name} has no price", "add one, or leave out --prices")

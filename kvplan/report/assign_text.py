@@ -79,7 +79,9 @@ def table(assignment: Assignment) -> Table:
 def assign_lines(assignment: Assignment) -> list[Part]:
     """The answer, the table, and each GPU's commands in order."""
     lines: list[Part] = [line(first_line(assignment), "bold" if assignment.fits else "bold red"), line()]
-    lines += [table(assignment), line(), *(line(text) for text in remarks(assignment))]
+    lines.append(table(assignment))
+    if texts := list(remarks(assignment)):
+        lines += [line(), *map(line, texts)]
     if not assignment.fits:
         return lines
     for group, document in zip(assignment.groups, packs(assignment), strict=True):

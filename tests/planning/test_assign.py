@@ -80,9 +80,9 @@ def drawn(draw: random.Random) -> tuple[list[Server], list[Pool]]:
     servers = [(f"s{number}", draw.choice(MODELS), draw.choice((1, 4, 16))) for number in range(draw.choice((2, 3, 4)))]
     kinds = draw.sample(("rtx-4090", "l40s", "a100-80g", "h200"), draw.choice((1, 2)))
     has_prices = draw.random() < 0.5
-    most = 3 if len(kinds) == 1 else 2
+    limit = 3 if len(kinds) == 1 else 2
     return servers, [
-        Pool(gpu(kind), draw.randint(1, most), draw.choice((1.0, 1.5, 2.0, 4.0)) if has_prices else 0.0)
+        Pool(gpu(kind), draw.randint(1, limit), draw.choice((1.0, 1.5, 2.0, 4.0)) if has_prices else 0.0)
         for kind in kinds
     ]
 
