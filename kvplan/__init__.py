@@ -195,12 +195,14 @@ def recommend(
     spare        servers in addition to those that the targets need
     fp8          allow an fp8 KV cache; fp8_weights: also weights quantized while loading
     optimistic   use the likely number of users instead of the low end of the range
+    With several engines, or one whose file types are to be chosen, its placements are offers, one for each that holds.
     """
     from dataclasses import replace
 
     from kvplan.asked.call import KEYWORDS, TIMED, written
+    from kvplan.planning import offers
     from kvplan.planning.choice import Goal, choice_of
-    from kvplan.report.answers import Recommendation
+    from kvplan.report.answers import Offers, Recommendation
 
     keys = KEYWORDS if slo is None else KEYWORDS | set(TIMED)
     whole = replace(_form(options, model, keys, gpu=gpu, gpu_memory=gpu_memory, from_command=command), several=False)
@@ -214,6 +216,11 @@ def recommend(
         return _timed(slo, words, whole, goal, None if spare is None else written("spare", spare))
     if spare is not None:
         raise UsageError("spare", "needs latency targets", 'add slo="ttft=2s,tpot=50ms"')
+    if offers.compares(whole):
+        from kvplan.report.offers_text import pace_of
+
+        answer, inputs = offers.offers_of(whole, goal, pace_of)
+        return Offers(answer, inputs.notes, inputs.warnings)
     choice = choice_of(whole, goal)
     return Recommendation(choice.answer(), choice.inputs.notes, choice.inputs.warnings)
 
@@ -522,7 +529,8 @@ def __getattr__(name: str) -> Any:
         from kvplan.report import answers
 
         return getattr(answers, name)
-    raise AttributeError(f"module 'kvplan' has no attribute {name!r}")
+    near = f"; did you mean list_{name}?" if f"list_{name}" in __all__ else ""
+    raise AttributeError(f"module 'kvplan' has no attribute {name!r}{near}")
 
 
 def __dir__() -> list[str]:

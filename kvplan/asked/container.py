@@ -73,11 +73,16 @@ def _names_server(*words: str) -> bool:
     return any(map(is_named, words))
 
 
+def quoted(text: str) -> str:
+    """YAML in which `key: {{NAME}}` is text: a blank to fill in, which may be of no account to the server."""
+    return re.sub(r"(?m)(?<=[:-] )\{\{ *\w+ *\}\}(?= *$)", lambda blank: f"'{blank[0]}'", text)
+
+
 def _parsed(text: str) -> list[Any]:
     import yaml
 
     try:
-        return list(yaml.load_all(text, Loader=yaml.BaseLoader))  # every scalar stays text
+        return list(yaml.load_all(quoted(text), Loader=yaml.BaseLoader))  # every scalar stays text
     except (yaml.YAMLError, RecursionError, ValueError):
         if "{{" in text:
             raise UsageError(

@@ -402,8 +402,9 @@ def gpu_memory(text: str) -> int:
     """Bytes of a GPU; a bare "80" is rejected, because it more likely means 80 GB."""
     size = parse_size(text, "--gpu-memory")
     if size < SMALLEST_GPU:
+        number = text.strip() if text.strip().isdigit() and int(text) > 0 else "24"
         raise UsageError(
-            "--gpu-memory", f"is too small for a GPU ({size:,} bytes)", "write the unit, for example 24GiB"
+            "--gpu-memory", f"is too small for a GPU ({size:,} bytes)", f"write the unit, for example {number}GiB"
         )
     return size
 

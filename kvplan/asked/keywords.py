@@ -129,6 +129,11 @@ class PlanKeywords(TypedDict, total=False):
     fit: Literal["on", "off"] | None
     fit_target: str | int | None
     fit_ctx: str | int | None
+    lora: str | int | None
+    mmproj: str | int | None
+    mmproj_offload: bool | None
+    draft_gpu_layers: str | int | None
+    draft_quant: str | None
     weights_bytes: str | int | None
     calibration: str | PathLike[str] | None
     enable_lora: bool | None
@@ -302,6 +307,11 @@ class SweepKeywords(TypedDict, total=False):
     fit: Value | Iterable[Value]
     fit_target: Value | Iterable[Value]
     fit_ctx: Value | Iterable[Value]
+    lora: Value | Iterable[Value]
+    mmproj: Value | Iterable[Value]
+    mmproj_offload: Value | Iterable[Value]
+    draft_gpu_layers: Value | Iterable[Value]
+    draft_quant: Value | Iterable[Value]
     weights_bytes: Value | Iterable[Value]
     calibration: Value | Iterable[Value]
     enable_lora: Value | Iterable[Value]

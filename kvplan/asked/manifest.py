@@ -165,6 +165,7 @@ def documents(text: str, where: str) -> list[Any]:
             return pairs
 
     try:
+        text = container.quoted(text)
         check_yaml(text, where)
         return list(yaml.load_all(text, Loader=Loader))
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
@@ -466,8 +467,11 @@ def serves(entrypoint: list[str], words: list[str], image: str) -> bool:
         return True
     if entrypoint:
         return False
+    if not words:  # an image that serves without a word, its models named by requests
+        pasted = (server_of(name).pasted() for name in SERVERS)
+        return any(each.starts.alone and each.start(["docker", "run", image]) is not None for each in pasted)
     has_model = any(re.fullmatch(r"--model(?:[-_](?:path|id))?(?:=.*)?", word, re.DOTALL) for word in words)
-    return bool(words) and (has_model or (is_server_image(image) and not is_shell(words[0])))
+    return has_model or (is_server_image(image) and not is_shell(words[0]))
 
 
 @cache

@@ -162,8 +162,8 @@ def requests(query: Asked) -> Inputs:
         return Request(
             spec=model.spec, gpu=machine, args=replace(splits[machine], max_model_len=context), release=release,
             load=loads[context], weights_bytes=model.weights_bytes, checkpoint=model.checkpoint,
-            draft=draft.spec if draft else None, memory_in_use=query.memory_in_use,
-            colocated=query.colocated, host_bandwidth=query.host_bandwidth,
+            draft=draft.spec if draft else None, draft_checkpoint=draft.checkpoint if draft else None,
+            memory_in_use=query.memory_in_use, colocated=query.colocated, host_bandwidth=query.host_bandwidth,
             measured=measured_on(query.calibration, machine), repeated=repeated_by(query),
             gpu_count=gpu_count_of(query),
         )  # fmt: skip

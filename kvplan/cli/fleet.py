@@ -36,7 +36,7 @@ RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m
 def is_fleet(options: SimulateOptions) -> bool:
     """True if several servers are requested. Raise UsageError for fleet options without them."""
     flags = [name for name in OF_FLEETS if getattr(options, name)]
-    many = options.replicas is not None or options.pool is not None or options.disaggregate is not None
+    many = any(value is not None for value in (options.replicas, options.pool, options.disaggregate, options.autoscale))
     if flags and not many:
         raise UsageError(f"--{flags[0]}", "needs several servers", "add --replicas N")
     if not many:
@@ -154,6 +154,8 @@ def kinds_of(
         kinds += [kind(options, "prefill")] * prefill + [kind(options, "decode")] * decode
     if options.replicas is not None:
         kinds += [kind(options)] * parse_count(options.replicas, "--replicas", most=MOST)
+    elif options.autoscale is not None:
+        kinds += [kind(options)] * parse_autoscale(options.autoscale).fewest
     for text in options.pool or ():
         name, _, count = text.partition("=")
         if not name or not count:

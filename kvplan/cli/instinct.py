@@ -6,6 +6,7 @@ Read only after a line was refused: the line as it is meant is run in its place,
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,6 +84,8 @@ def as_command(line: list[str], first: str) -> list[str] | None:
         return [*others[:1], "--help"]
     if first == "version":
         return ["--version"]
+    if first == "compare" and len([*takewhile(lambda word: not word.startswith("-"), others)]) == 1:
+        return ["sweep", *others]  # one model, over several GPUs, servers or flags
     if first in OTHER_NAMES:
         return [OTHER_NAMES[first], *others]
     if is_server_command(first, others):

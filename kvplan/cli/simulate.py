@@ -13,6 +13,7 @@ from kvplan.cli.progress import Interruption, Progress, interruptible
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import INTERRUPTED, UsageError
 from kvplan.core.table import as_csv
+from kvplan.core.units import plural
 from kvplan.planning.plan import Plan
 from kvplan.report import request_rows, trace_events
 from kvplan.servers.base import abilities_of
@@ -107,6 +108,11 @@ def of_fleet(
             progress.close()
     from kvplan.report import fleet_text
     from kvplan.report.simulate_text import timeline_table
+
+    if late := sum(replica.state == "starting" for replica in answer.fleet.replicas):
+        output.tell(
+            "note", f"{plural(late, 'server')} not up before the end; more --num-requests show what they change"
+        )
 
     response = fleet_text.shapes(answer)
     main = answer.total.variants[0]

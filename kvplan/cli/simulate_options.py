@@ -61,8 +61,8 @@ class SimulateOptions(LoadOptions):
     )
     autoscale: Text = option(
         "--autoscale RULE",
-        "Autoscale, starting at --replicas: min=1,max=8,target=20 (requests per server), every=15s, provision=3m, "
-        "settle=5m.",
+        "Autoscale, starting at --replicas (default: min): min=1,max=8,target=20 (requests per server), every=15s, "
+        "provision=3m, settle=5m.",
     )
     jobs: Text = option(
         "--jobs N", "Maximum number of processes for a fleet with random or round-robin routing. Default: all cores."

@@ -10,7 +10,7 @@ from kvplan.cli import output
 from kvplan.cli.options import form_of
 from kvplan.cli.why_options import WhyOptions
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
-from kvplan.core.files import printable
+from kvplan.core.files import exists, printable
 from kvplan.measure.serverlog.log import MAX_BYTES, read_text
 from kvplan.measure.why import diagnose
 from kvplan.report.formats import CommandAnswer, rendered
@@ -46,7 +46,12 @@ def text_of(options: WhyOptions) -> str:
     if len(sources) != 1:
         problem = "missing" if not sources else "and --command say two logs"
         raise UsageError("LOG", problem, 'name a file, - for standard input, or --command "docker logs NAME"')
-    return read_text(options.log) if options.log is not None else output_of(str(options.command))
+    if options.log is None:
+        return output_of(str(options.command))
+    if ": " in options.log and not exists(options.log):
+        output.tell("note", "LOG: no file has this name: it is read as lines of a log")
+        return options.log
+    return read_text(options.log)
 
 
 def output_of(command: str) -> str:

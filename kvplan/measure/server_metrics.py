@@ -97,7 +97,8 @@ def _read(page: str) -> "tuple[str, Metrics, Samples]":
     for server, metrics in tables.items():
         if any(name.startswith(metrics.prefix) for name, _, _ in samples):
             return server, metrics, samples
-    raise MetricsError(f"no {' or '.join(metrics.prefix for metrics in tables.values())} metrics on it")
+    *others, last = (metrics.prefix for metrics in tables.values())
+    raise MetricsError(f"no {', '.join(others)} or {last} metrics on it")
 
 
 def log_of_page(page: str) -> ServerLog:

@@ -5,6 +5,7 @@ long lists short: in any list, `{repeat: [a, b], times: 3}` stands for three cop
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePath
@@ -63,8 +64,8 @@ def find(name: str) -> str | None:
 
 
 def listed(name: str) -> str | None:
-    """As `find`, for names as they stand in the catalog only."""
-    return entries.resolve(path(), name)
+    """As `find`, for names as they stand in the catalog only, with spaces for hyphens as people say them."""
+    return entries.resolve(path(), name) or entries.resolve(path(), "-".join(name.split()))
 
 
 @cache
@@ -155,18 +156,20 @@ _SCHEMES = r"(?:awq|gptq|fp8(?:-dynamic)?|w[0-9]+a[0-9]+|int[48]|nvfp4|mxfp4)"
 
 
 def quantized(own: str, method: str) -> str | None:
-    """Entry of a model's checkpoint for --quantization `method`, or None if the catalog has none.
-
-    qwen2.5-32b-awq for qwen2.5-32b, and for qwen2.5-32b-instruct.
-    """
+    """Entry of a model's checkpoint for --quantization `method`, or None if the catalog has none."""
     plain_method = method.removesuffix("_marlin")
-    for base in (own, re.sub(r"-(?:instruct|it)$", "", own)):
-        pattern = re.compile(re.escape(base) + "-" + _SCHEMES)
-        for name in model_names():
-            stored = load(name).quantization if pattern.fullmatch(name) else None
-            if stored is not None and stored.method.removesuffix("_marlin") == plain_method:
-                return name
+    for name in siblings(own):
+        stored = load(name).quantization
+        if stored is not None and stored.method.removesuffix("_marlin") == plain_method:
+            return name
     return None
+
+
+def siblings(own: str) -> Iterator[str]:
+    """Entries of a model's quantized checkpoints: qwen2.5-32b-awq of qwen2.5-32b, and of qwen2.5-32b-instruct."""
+    for base in dict.fromkeys((own, re.sub(r"-(?:instruct|it)$", "", own))):
+        pattern = re.compile(re.escape(base) + "-" + _SCHEMES)
+        yield from filter(pattern.fullmatch, model_names())
 
 
 def expand(value: Any) -> Any:

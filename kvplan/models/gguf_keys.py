@@ -363,6 +363,11 @@ def _read_delta(keys: _Keys, config: Values, shapes: Shapes) -> Values:
     return {"linear_value_head_dim": keys.number("ssm.inner_size") // heads} | _share_rotated(keys, config)
 
 
+def _read_delta_in_float32(keys: _Keys, config: Values, shapes: Shapes) -> Values:
+    """Qwen3.5's published configs state the dtype of their states, which no header does."""
+    return {"mamba_ssm_dtype": "float32"} | _read_delta(keys, config, shapes)
+
+
 def _read_latent(keys: _Keys, config: Values, shapes: Shapes) -> Values:
     """DeepSeek's: its K and V stand for all heads as one latent; older files state the width of a head itself."""
     rotated = keys.number("rope.dimension_count")
@@ -493,8 +498,8 @@ READERS: Final[dict[str, Callable[[_Keys, Values, Shapes], Values]]] = {
     "llama": _read_llama,
     "mistral3": _read_llama,
     "qwen3next": _read_delta,
-    "qwen35": _read_delta,
-    "qwen35moe": _read_delta,
+    "qwen35": _read_delta_in_float32,
+    "qwen35moe": _read_delta_in_float32,
     "deepseek2": _read_latent,
     "gemma2": _read_gemma2,
     "gemma4": _read_gemma4,

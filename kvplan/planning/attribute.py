@@ -152,7 +152,7 @@ def moves(old: Request, new: Request) -> Iterator[Move]:
         yield Move((change,), lambda base: replace(base, checkpoint=new.checkpoint))
     if not same_model(old.draft, new.draft):
         change = InputChange("draft", "draft model", _name(old.draft), _name(new.draft))
-        yield Move((change,), lambda base: replace(base, draft=new.draft))
+        yield Move((change,), lambda base: replace(base, draft=new.draft, draft_checkpoint=new.draft_checkpoint))
     if old.gpu != new.gpu:
         change = InputChange("gpu", "GPU", gpu_text(old.gpu), gpu_text(new.gpu))
         yield Move((change,), lambda base: replace(base, gpu=new.gpu))

@@ -147,6 +147,7 @@ class Grid:
             weights_bytes=base.weights_bytes,
             checkpoint=base.checkpoint,
             draft=base.draft,
+            draft_checkpoint=base.draft_checkpoint,
             memory_in_use=base.memory_in_use,
             host_bandwidth=base.host_bandwidth,
             measured=base.measured,

@@ -275,6 +275,23 @@ class Recommendation(Result):
         return None if self.best is None else self.best["command"]
 
 
+class Offers(Recommendation):
+    """What it answers for several servers, or for one with files of many types: a row for each."""
+
+    __slots__ = ()
+    _facts: Any
+
+    def _shapes(self) -> CommandAnswer:
+        from kvplan.report.offers_text import document, shapes
+
+        return shapes(document(self._facts))
+
+    @property
+    def placements(self) -> list[Any]:
+        """The offers that hold the users, as the table has them."""
+        return [offer for offer in self.to_dict()["offers"] if offer["holds"]]
+
+
 class TimedRecommendation(Result):
     """What `kvplan recommend --slo` answers: the cheapest servers that keep latency targets, each of them simulated."""
 

@@ -164,6 +164,7 @@ class Starts:
     images       substrings of its images' names, besides its own name
     classes      other classes in Python whose keywords are the engine's arguments
     reading      words for its parser of a text that is no command (a file of settings), None for another; None: no such
+    alone        its image serves without a word: requests name the models
     """
 
     launcher: tuple[str, ...]
@@ -174,6 +175,7 @@ class Starts:
     images: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     reading: Callable[[str], list[str] | None] | None = None
+    alone: bool = False
 
 
 class Pasted(Protocol):

@@ -153,7 +153,9 @@ def placed(
         timed_or_missed = fewest_servers(option, demand)
         if isinstance(timed_or_missed, Timed):
             timed.append(timed_or_missed)
-            tell(f"{gpus_text(option, timed_or_missed.servers)} meet the targets")
+            servers, ranks = timed_or_missed.servers, option.plan.request.args.tensor_parallel_size
+            kind = ", ".join((f"{servers} x TP {ranks}", *option.changes))
+            tell(f"{gpus_text(option, servers)} meet the targets as {kind}")
         else:
             missed.append(timed_or_missed)
             tell(f"{option.gpu}: {timed_or_missed.reason}")

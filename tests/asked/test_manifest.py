@@ -166,6 +166,12 @@ def test_a_template_is_refused_in_one_line(text: str) -> None:
     assert "\n" not in str(e.value)
 
 
+def test_a_blank_to_fill_in_is_of_no_account_outside_the_server() -> None:
+    """GKE's samples end with a Secret that has one."""
+    secret = "---\nkind: Secret\nstringData:\n  hf_api_token: {{HF_TOKEN}}\n"
+    assert command(pod(f"image: {IMAGE}\nargs: [--model, m/x]") + secret).model == "m/x"
+
+
 def test_a_chat_template_among_the_arguments_is_none_of_ours() -> None:
     text = pod(f"image: {IMAGE}\nargs: [--model, m/x, --chat-template, '{{{{ bos_token }}}}']")
     assert command(text).model == "m/x"

@@ -40,6 +40,10 @@ spec:
         ("estimate qwen3-8b --gpus l40s,h200", "estimate qwen3-8b --gpu l40s,h200"),
         ("fit qwen3-8b --gpu l40s", "estimate qwen3-8b --gpu l40s"),
         ("compare qwen3-8b qwen3-14b l40s", "diff qwen3-8b qwen3-14b --gpu l40s"),
+        (
+            "compare qwen3-8b --gpu l40s --ctx 8k --engine vllm,sglang",
+            "sweep qwen3-8b --gpu l40s --ctx 8k --engine vllm,sglang",
+        ),
         ("cost qwen3-8b --users 4 --gpus l40s", "recommend qwen3-8b --users 4 --gpus l40s"),
         ("list", "models"),
         ("4090", "gpus 4090"),

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+import kvplan
 from kvplan.asked.pasted import parse
 from kvplan.models import catalog
 from kvplan.models.gguf_model import gguf_of
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
-from tests.support.gguf_files import saved
+from tests.support.gguf_files import saved, write
 
 # An RTX 4090 as llama.cpp's own --fit was asked about: 24,077 MiB, of which 23,600 were free.
 ON_4090 = ("--engine", "llama.cpp", "--gpu", "rtx-4090", "--gpu-memory", "24077MiB")
@@ -107,8 +108,11 @@ def test_variables_are_flags(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("-hf Qwen/Qwen3-8B-GGUF --mmproj tower.gguf", "--mmproj: kvplan does not size the tower"),
-        ("-hf Qwen/Qwen3-8B-GGUF -md draft.gguf", "-md: kvplan does not size drafts"),
+        ("-hf Qwen/Qwen3-8B-GGUF --mmproj tower.gguf", "tower.gguf: no such file"),
+        ("-hf Qwen/Qwen3-8B-GGUF --control-vector v.gguf", "--control-vector: kvplan does not size control vectors"),
+        ("-hf Qwen/Qwen3-8B-GGUF -md Llama-3.2-1B-Q8_0.gguf", "llama.cpp refuses more than 128 apart"),
+        ("-hf Qwen/Qwen3-8B-GGUF -md Qwen3-0.6B-Q8_0.gguf -ctkd q8_0", "-ctkd: kvplan sizes a draft"),
+        ("-hf Qwen/Qwen3-8B-GGUF --spec-type draft-mtp", "--spec-type: kvplan sizes drafts of a model"),
         ("-hf Qwen/Qwen3-8B-GGUF -ctv q8_0 -fa off", "a quantized V cache needs flash attention"),
         ("-hf Qwen/Qwen3-8B-GGUF -c many", "is not a whole number ('many')"),
         ("-hf Qwen/Qwen3-8B-GGUF --gpu-layer 5", "did you mean --gpu-layers?"),
@@ -206,3 +210,72 @@ def test_layers_on_the_host_need_its_bandwidth(run: Run) -> None:
 
 def test_one_memory_has_one_bandwidth(run: Run) -> None:
     assert speed_of(run, "qwen3-8b", "--gpu", "m4-pro-24g", "--ctx", "4k")["empty"] is not None
+
+
+def adapter(path: Path, **metadata: str) -> str:
+    """A file with one pair of tensors of rank 8, 64 KiB each; or a tower's, of the same bytes."""
+    pair: list[tuple[str, tuple[int, ...], str]] = [
+        ("blk.0.attn_q.weight.lora_a", (4096, 8), "F16"),
+        ("blk.0.attn_q.weight.lora_b", (8, 4096), "F16"),
+    ]
+    return str(write(path, metadata, pair))
+
+
+def weights_of(ran: Any) -> dict[str, int]:
+    return {place["name"]: place["weights"] for place in ran.json["slots"]["places"]}
+
+
+def test_an_adapter_and_a_tower_are_read_from_their_files(run: Run, tmp_path: Path) -> None:
+    lora = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "qwen3"}
+    adapter_file = adapter(tmp_path / "lora.gguf", **lora)
+    tower = adapter(tmp_path / "mmproj.gguf", **{"general.architecture": "clip"})
+    plain = weights_of(run("estimate", "qwen3-8b", *ON_4090, "-c", "8k", "--format", "json"))
+    beside = run(
+        "estimate", "qwen3-8b", *ON_4090, "-c", "8k", "--lora", adapter_file, "--mmproj", tower, "--format", "json"
+    )
+    assert weights_of(beside)["GPU 0"] - plain["GPU 0"] == 4 * 65_536  # two files of two
+    command = (
+        f"llama-server -hf Qwen/Qwen3-8B-GGUF -c 8192 --lora-scaled {adapter_file}:0.5 -mm {tower} --no-mmproj-offload"
+    )
+    pasted = weights_of(run("estimate", "--from-command", command, "--gpu", "rtx-4090", "--format", "json"))
+    assert (pasted["GPU 0"] - plain["GPU 0"], pasted["host"] - plain["host"]) == (2 * 65_536, 2 * 65_536)
+
+
+def test_a_draft_is_planned_and_printed(run: Run) -> None:
+    """Bytes of the draft: llama.cpp's own (tests/facts/llamacpp_beside.jsonl), 633,495,552 on the GPU."""
+    command = "llama-server -m Qwen3-8B-Q4_K_M.gguf -c 16384 -md Qwen3-0.6B-Q8_0.gguf -ngld 99 --spec-type draft-simple"
+    ran = run("estimate", "--from-command", command, "--gpu", "rtx-4090", "--format", "json")
+    plain = run("estimate", "qwen3-8b", *ON_4090, "-c", "16k", "--format", "json")
+    assert weights_of(ran)["GPU 0"] - weights_of(plain)["GPU 0"] == 633_495_552
+    text = run("estimate", "--from-command", command, "--gpu", "rtx-4090").out
+    serve = next(line.removeprefix("Serve  ") for line in text.splitlines() if line.startswith("Serve  "))
+    assert "--model-draft Qwen3-0.6B-Q8_0.gguf --spec-type draft-simple" in serve
+    again = run("estimate", "--from-command", serve, "--gpu", "rtx-4090", "--format", "json")
+    assert again.json["slots"] == ran.json["slots"]
+
+
+def test_devices_are_counted(run: Run) -> None:
+    start = "llama-server -hf Qwen/Qwen3-8B-GGUF -c 8192"
+    two = run("estimate", "--from-command", f"{start} -dev CUDA0,CUDA1", "--gpu", "rtx-4090", "--format", "json")
+    assert [place["name"] for place in two.json["slots"]["places"]] == ["GPU 0", "GPU 1", "host"]
+    refusal = run("estimate", "--from-command", f"{start} -dev none", "--gpu", "rtx-4090")
+    assert (refusal.code, "is not a list of GPUs ('none')" in refusal.errors[0]) == (2, True)
+
+
+def test_an_image_that_serves_alone_needs_no_command(run: Run) -> None:
+    compose = "services:\n  ollama:\n    image: ollama/ollama\n    environment: [OLLAMA_CONTEXT_LENGTH=8192]\n"
+    ran = run("estimate", "qwen3-8b", "--from-command", compose, "--gpu", "rtx-4090", "--format", "json")
+    by_flags = run(
+        "estimate", "qwen3-8b", "--engine", "ollama", "--num-ctx", "8192", "--gpu", "rtx-4090", "--format", "json"
+    )
+    assert ran.json["slots"] == by_flags.json["slots"]
+    other = compose.replace("ollama/ollama", "vllm/vllm-openai")  # which would serve a model of its own choice
+    assert "no container in it runs a server" in refused(run("estimate", "--from-command", other, "--gpu", "rtx-4090"))
+
+
+def test_python_recommends_the_types_that_the_command_does(run: Run) -> None:
+    words = ("recommend", "qwen3-8b", "--users", "1", "--ctx", "8k", "--gpu", "rtx-4090", "--engine", "llama.cpp")
+    answer = kvplan.recommend("qwen3-8b", users=1, max_model_len="8k", gpu="rtx-4090", engine="llama.cpp")
+    assert answer.to_dict() == run(*words, "--format", "json").json
+    assert answer.holds
+    assert [placement["num_gpus"] for placement in answer.placements] == [1] * len(answer.to_dict()["offers"])

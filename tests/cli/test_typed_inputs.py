@@ -135,6 +135,9 @@ def test_a_hub_id_has_its_quantized_checkpoint_too_but_not_where_it_is_deployed(
     cure = "name a quantized checkpoint, such as qwen2.5-32b-awq"
     pasted = run("estimate", "--from-command", "vllm serve Qwen/Qwen2.5-32B --quantization awq", *PLAN)
     assert (pasted.code, pasted.err.rstrip().endswith(cure)) == (2, True)
+    assert "name a quantized checkpoint, such as qwen2.5-32b-awq" in refused(
+        run("estimate", "qwen2.5-32b", "--quantization", "int4", *PLAN)
+    )
     policy = tmp_path / "kvplan.policy.yaml"
     policy.write_text(
         "version: 1\ntargets:\n- {id: a, model: Qwen/Qwen2.5-32B, gpu: h200, quantization: awq, rules: {fits: true}}\n"

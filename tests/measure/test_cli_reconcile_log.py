@@ -367,7 +367,7 @@ def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> N
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("hello\n", "holds no line that vLLM, SGLang or kvplan's engine writes at start-up"),
+        ("hello\n", "holds no line that vLLM, SGLang, llama.cpp or kvplan's engine writes at start-up"),
     ],
 )
 def test_a_file_that_is_no_log_is_refused_in_one_line(run: Run, log: Log, text: str, fault: str) -> None:
@@ -491,6 +491,27 @@ def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
     assert len({gpu(name).sm for name in COMMON_GPUS}) >= 4
 
 
+@pytest.mark.parametrize(("version", "tokens"), [("0.20.0", 177_440), ("0.20.1", int(35.75 * 8192))])
+def test_a_log_s_patch_decides_where_a_later_one_changed_a_figure(
+    run: Run, log: Log, version: str, tokens: int
+) -> None:
+    """gemma-4-26b-a4b on a DGX Spark, 0.20.0 (jethac/dgx-spark-hijinks): 177,440 tokens, 35.75 requests of 8,192.
+
+    0.20.1 says requests x context of the same pool: vllm-project/vllm#40691.
+    """
+    arguments = "{'model': 'google/gemma-4-26B-A4B-it', 'max_model_len': 8192, 'max_num_batched_tokens': 4096}"
+    text = (
+        f"INFO 06-07 13:19:24 [api_server.py:1] vLLM API server version {version}\n"
+        f"INFO 06-07 13:19:24 [utils.py:233] non-default args: {arguments}\n"
+        "INFO 06-07 13:28:13 [gpu_worker.py:440] Available KV cache memory: 40.61 GiB\n"
+        f"INFO 06-07 13:28:13 [kv_cache_utils.py:1711] GPU KV cache size: {tokens:,} tokens\n"
+        "INFO 06-07 13:28:13 [kv_cache_utils.py:1716] Maximum concurrency for 8,192 tokens per request: 35.75x\n"
+    )
+    ran = run("reconcile", "--log", log(text), "--gpu", "gb10")
+    [of_pool] = [row for row in ran.out.partition("Given the logged pool")[2].splitlines() if row.startswith("tokens")]
+    assert f"{tokens:,}  as logged" in of_pool
+
+
 @pytest.mark.parametrize(
     ("version", "engine", "note"),
     [
@@ -500,7 +521,7 @@ def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
             "after 0.19.0, judged as 0.19: it may already behave as 0.20 does",
         ),
         ("0.8.0rc3.dev5+g5eeabc2a.d20250318", "vllm@0.8", "before 0.8.0, judged as 0.8: it may still behave as 0.7"),
-        ("0.9.1", "vllm@0.9", None),
+        ("0.9.1", "vllm@0.9.1", None),
         ("0.11.0rc1", "vllm@0.11", None),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_page_is_had_from_its_server(run: Run, server: str) -> None:
 def test_a_page_without_metrics_is_refused(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "page.txt"
     path.write_text("<html></html>")
-    assert "no vllm: or sglang: metrics on it; name a server's /metrics page" in refused(
+    assert "no vllm:, sglang: or llamacpp: metrics on it; name a server's /metrics page" in refused(
         run("reconcile", "--metrics", path)
     )
     path.write_text(SGLANG_PAGE)

@@ -200,7 +200,7 @@ def test_a_cache_of_more_tokens_than_can_be_is_left_out() -> None:
 
 def test_a_page_of_a_process_alone_is_no_servers() -> None:
     for read in (server_stats, log_of_page):
-        with pytest.raises(MetricsError, match="no vllm: or sglang: metrics"):
+        with pytest.raises(MetricsError, match="no vllm:, sglang: or llamacpp: metrics"):
             read("process_start_time_seconds 1.79e+09\n")
 
 
@@ -213,8 +213,8 @@ def test_a_cache_size_that_is_no_count_is_left_out(info: str) -> None:
 @pytest.mark.parametrize(
     ("page", "fault"),
     [
-        ("", "no vllm: or sglang: metrics"),
-        ("<html><body>hello</body></html>", "no vllm: or sglang: metrics"),
+        ("", "no vllm:, sglang: or llamacpp: metrics"),
+        ("<html><body>hello</body></html>", "no vllm:, sglang: or llamacpp: metrics"),
         ("vllm:num_requests_running many\n", "not in Prometheus' text format"),
         (f"vllm:num_requests_running 1 {'9' * 400}\n", "not in Prometheus' text format"),
         ('vllm:num_requests_running{engine="0} 1\n', "not in Prometheus' text format"),
@@ -359,7 +359,7 @@ def test_a_page_is_fetched(server: str, path: str) -> None:
         ("/missing", "HTTP 404 Not Found", True),
         ("/large", "more than 0 MB", True),
         ("/html", "a web page (text/html), not metrics", True),
-        ("/other", "no vllm: or sglang: metrics on it", True),
+        ("/other", "no vllm:, sglang: or llamacpp: metrics on it", True),
         ("/endless", "more than 0 MB", True),
         ("/less", "cut off before its end", True),
         ("/shut", "closed without an answer", False),

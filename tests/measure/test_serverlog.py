@@ -244,7 +244,7 @@ def test_a_line_gives_its_figure(fact: str, text: str, line: str) -> None:
 )
 def test_what_says_nothing_is_no_log(line: str) -> None:
     with pytest.raises(
-        InvalidInputError, match="holds no line that vLLM, SGLang or kvplan's engine writes at start-up"
+        InvalidInputError, match="holds no line that vLLM, SGLang, llama.cpp or kvplan's engine writes at start-up"
     ):
         parse_log(line)
 

@@ -542,7 +542,7 @@ def test_a_figure_that_cannot_be_is_left_out_with_one_note(
     ("path", "problem"),
     [
         ("/missing", "no figures (HTTP 404 Not Found)"),
-        ("/other", "no figures (no vllm: or sglang: metrics on it)"),
+        ("/other", "no figures (no vllm:, sglang: or llamacpp: metrics on it)"),
         ("/shut", "unreachable (closed without an answer)"),
     ],
 )

@@ -65,6 +65,15 @@ def too_long(model: str, context: int, needed: str, available: str, estimate: in
 # --- the first line and the cures of a context that is too long -------------------------------------------------------
 
 
+def test_the_error_itself_is_a_log_too(run: Run, tmp_path: Path) -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    log = tmp_path / "server.log"
+    log.write_text(error)
+    ran = run("why", error)
+    assert (ran.code, ran.out) == (0, run("why", str(log)).out)
+    assert "LOG: no file has this name: it is read as lines of a log" in ran.err
+
+
 def test_the_first_line_says_what_happened(run: Run) -> None:
     ran = run("why", LOG, "--gpu", "rtx-4090")
     assert ran.code == 0
@@ -235,7 +244,8 @@ def test_every_cause_has_its_sentence_and_every_cause_of_memory_its_cures() -> N
     for cause in set(get_args(Cause)) - set(OF_CAUSE):
         assert reason_of(cause)(Figures())
     assert set(OF_CAUSE) <= set(get_args(Cause)) - MEMORY_CAUSES
-    assert {cause for cause in MEMORY_CAUSES if kind_of_cause(cause) not in MOVES} <= {"host_memory_or_shm"}
+    of_one_server = {"oom_kv_cache", "oom_compute_buffers"}  # with flags of its own (tests/servers/llamacpp/test_logs.py)
+    assert {cause for cause in MEMORY_CAUSES if kind_of_cause(cause) not in MOVES} <= {"host_memory_or_shm", *of_one_server}
 
 
 def test_a_followed_log_passes_through_and_is_explained_on_standard_error(tmp_path: Path) -> None:

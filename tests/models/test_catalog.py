@@ -108,6 +108,11 @@ def test_a_model_answers_to_its_name_its_aliases_and_hub_ids_whatever_their_case
     assert catalog.load(name).name == "llama-3.1-8b"
 
 
+def test_a_name_may_be_written_as_it_is_said() -> None:
+    assert catalog.find("Qwen3 8B") == "qwen3-8b"
+    assert catalog.find("GPT OSS 120B") == "gpt-oss-120b"
+
+
 def test_an_unknown_name_is_refused_with_near_misses() -> None:
     assert catalog.find("lama-3.1-8b") is None
     for ask in (catalog.load, catalog.facts):

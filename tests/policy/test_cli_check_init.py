@@ -173,7 +173,7 @@ def test_a_process_that_is_no_server_is_refused_without_its_words(run: Run, tmp_
     )
     assert message == (
         f"--from-pid {os.getpid()} starts no server that kvplan plans; name its process; "
-        "`pgrep -fa 'vllm|sglang|llama-server'` lists the servers that run"
+        "`pgrep -fa 'vllm|sglang|llama-server|ollama'` lists the servers that run"
     )
 
 

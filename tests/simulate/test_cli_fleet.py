@@ -145,6 +145,13 @@ def test_a_server_that_failed_goes_on_with_its_number(run: Run, tmp_path: Path) 
     assert max(busy) > 7
 
 
+def test_autoscaling_starts_at_its_least_and_says_who_was_late(run: Run) -> None:
+    rule = ("--autoscale", "min=2,max=4,target=1,every=1s,provision=1h")
+    ran, stated = run(*CONV, *rule), run(*CONV, *rule, "--replicas", "2")
+    assert (ran.code, ran.out) == (0, stated.out)
+    assert "note: 2 servers not up before the end; more --num-requests show what they change" in ran.err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

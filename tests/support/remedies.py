@@ -42,7 +42,7 @@ CASES = [
     ),
     Case(
         f"estimate {LLAMA} --gpu-memory 80",
-        "write the unit, for example 24GiB",
+        "write the unit, for example 80GiB",
         ("--gpu-memory 24GiB", "--gpu-memory 80GiB"),
     ),
     Case(
@@ -82,8 +82,8 @@ CASES = [
     ),
     Case(
         f"estimate {LLAMA} --engine tgi",
-        "use vllm, vllm@VERSION, sglang or llama.cpp",
-        ("--engine vllm", "--engine vllm@0.33", "--engine sglang", "--engine llama.cpp"),
+        "use vllm, vllm@VERSION, sglang, llama.cpp or ollama",
+        ("--engine vllm", "--engine vllm@0.33", "--engine sglang", "--engine llama.cpp", "--engine ollama"),
     ),
     Case(
         f"estimate {LLAMA} --dtype int8",
@@ -198,7 +198,7 @@ CASES = [
     Case("estimate - --gpu l40s", "name one of `kvplan models`, a config.json or a Hub id", ()),
     Case(
         "estimate --gpu l40s --from-command 'ls -l'",
-        "paste `vllm serve ...`, `python3 -m sglang.launch_server ...` or `llama-server ...`, "
+        "paste `vllm serve ...`, `python3 -m sglang.launch_server ...`, `llama-server ...` or `ollama serve ...`, "
         "or the `docker run ...` of its image",
         (
             "--from-command 'vllm serve llama-3.1-8b --max-model-len 8192'",

@@ -45,6 +45,7 @@ YARN_ROPE = {
     "beta_slow": 1.0,
     "original_max_position_embeddings": 128,
 }
+BIASED = {"topk_method": "noaux_tc"}  # as published configs say it; transformers' class always has the routing bias
 DEEPSEEK: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 64,
@@ -138,13 +139,15 @@ FAMILIES: dict[str, Build] = {
         rope_parameters=DEEPSEEK_ROPE,
     ),
     "deepseek_v3": _of(
-        transformers.DeepseekV3Config, **DEEPSEEK, n_group=2, topk_group=1, rope_parameters=DEEPSEEK_ROPE
+        transformers.DeepseekV3Config, **DEEPSEEK, **BIASED, n_group=2, topk_group=1, rope_parameters=DEEPSEEK_ROPE,
     ),
     "deepseek_v3_direct": _of(
-        transformers.DeepseekV3Config, **{**DEEPSEEK, "q_lora_rank": None}, n_group=4, topk_group=2,
+        transformers.DeepseekV3Config, **{**DEEPSEEK, **BIASED, "q_lora_rank": None}, n_group=4, topk_group=2,
         attention_bias=True,
     ),
-    "kimi_k2": _of(transformers.DeepseekV3Config, **DEEPSEEK, n_group=1, topk_group=1, rope_parameters=DEEPSEEK_ROPE),
+    "kimi_k2": _of(
+        transformers.DeepseekV3Config, **DEEPSEEK, **BIASED, n_group=1, topk_group=1, rope_parameters=DEEPSEEK_ROPE,
+    ),
 }  # fmt: skip
 
 
@@ -155,6 +158,7 @@ QWEN3_NEXT: dict[str, Any] = {
 }  # fmt: skip
 # As published: positions of three axes, of which text has one.
 QWEN3_5: dict[str, Any] = {
+    "mamba_ssm_dtype": "float32",  # as published configs state
     **{key: value for key, value in QWEN3_NEXT.items() if "expert" not in key and key != "partial_rotary_factor"},
     "rope_parameters": {
         "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_interleaved": True,

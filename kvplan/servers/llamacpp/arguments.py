@@ -11,6 +11,11 @@ from kvplan.servers.words.standing import others
 
 READ: Final = {  # by kvplan.servers.llamacpp.command
     "the file that is sized": "model hf_repo hf_file",
+    "the draft that is sized": "model_draft spec_draft_model hf_repo_draft spec_draft_hf",
+    "a file that is sized": "lora_scaled",
+    "how many GPUs are used": "device",
+    "where the tower is": "no_mmproj_offload",
+    "how drafts are found; those of a model": "spec_type",
 }
 NO_EFFECT: Final = {
     "the HTTP server": """
@@ -53,14 +58,14 @@ NO_EFFECT: Final = {
         no_warmup! perf! no_perf! show_timings! no_show_timings! offline! no_host!
     """,
     "names, logs and files of the model": """
+        no_mmproj! no_mmproj_auto! mmproj_auto!
         alias tags hf_token log_disable! log_file log_jsonl! no_log_jsonl! log_prompts_dir log_colors verbose!
         log_verbose! verbosity log_verbosity log_prefix! no_log_prefix! log_timestamps! no_log_timestamps! simple_io!
-        verbose_prompt! color no_mmproj! no_mmproj_auto! mmproj_auto! mmproj_offload! no_mmproj_offload!
-        image_min_tokens image_max_tokens parallel_tool_calls! mtmd_batch_max_tokens video_fps video_timestamp_interval
-        video_ffmpeg_dir lora_init_without_apply! control_vector_layer_range models_autoload!
+        verbose_prompt! color image_min_tokens image_max_tokens parallel_tool_calls! mtmd_batch_max_tokens video_fps
+        video_timestamp_interval video_ffmpeg_dir lora_init_without_apply! control_vector_layer_range models_autoload!
         no_models_autoload! completion_bash! cache_list! list_devices! version! help! usage!
     """,
-    "how drafts are found; those of a model are refused with it": """
+    "how drafts are found": """
         spec_ngram_mod_n_min spec_ngram_mod_n_max spec_ngram_mod_n_match spec_ngram_simple_size_n
         spec_ngram_simple_size_m spec_ngram_simple_min_hits draft draft_n draft_max draft_min draft_n_min
         spec_ngram_map_k_size_n spec_ngram_map_k_size_m spec_ngram_map_k_min_hits spec_ngram_map_k4v_size_n
@@ -69,29 +74,25 @@ NO_EFFECT: Final = {
         spec_draft_cpu_strict cpu_strict_draft spec_draft_prio prio_draft spec_draft_poll poll_draft
         spec_draft_cpu_mask_batch cpu_mask_batch_draft spec_draft_cpu_strict_batch cpu_strict_batch_draft
         spec_draft_prio_batch prio_batch_draft spec_draft_poll_batch poll_batch_draft threads_batch_draft
-        spec_draft_override_tensor override_tensor_draft spec_draft_cpu_moe! cpu_moe_draft! spec_draft_n_cpu_moe
-        spec_draft_ncmoe n_cpu_moe_draft spec_synth_len spec_synth_rates spec_draft_backend_sampling!
-        no_spec_draft_backend_sampling! spec_draft_ngl gpu_layers_draft n_gpu_layers_draft spec_draft_type_k
-        cache_type_k_draft spec_draft_type_v cache_type_v_draft spec_draft_device device_draft
-        spec_draft_threads threads_draft spec_draft_threads_batch spec_draft_n_max spec_draft_n_min
+        spec_synth_len spec_synth_rates spec_draft_backend_sampling!
+        no_spec_draft_backend_sampling! spec_draft_threads threads_draft spec_draft_threads_batch spec_draft_n_min
         spec_draft_p_split draft_p_split spec_draft_p_min draft_p_min
     """,
 }
 REFUSED: Final = {
-    "kvplan does not size the tower; remove it, and keep the size of its file free": "mmproj mmproj_url",
-    "kvplan does not read adapters of llama.cpp; remove it": "lora lora_scaled control_vector control_vector_scaled",
-    "kvplan does not size drafts of llama.cpp; remove it": """
-        model_draft spec_draft_model hf_repo_draft spec_draft_hf spec_default!
+    "it is not on this machine; name its file with --mmproj": "mmproj_url",
+    "kvplan does not size control vectors; remove it": "control_vector control_vector_scaled",
+    "it stands for several flags; write them": "spec_default!",
+    "kvplan sizes a draft of whole layers in one cache of f16; remove it": """
+        spec_draft_override_tensor override_tensor_draft spec_draft_cpu_moe! cpu_moe_draft! spec_draft_n_cpu_moe
+        spec_draft_ncmoe n_cpu_moe_draft spec_draft_type_k=f16 cache_type_k_draft=f16 spec_draft_type_v=f16
+        cache_type_v_draft=f16 spec_draft_device device_draft
     """,
     "kvplan sizes the GPUs of one machine; remove it": "rpc",
-    "kvplan uses the GPUs in their order; remove it": "device",
     "kvplan sizes text generation; remove it": "embedding! embeddings! rerank! reranking! pooling=none",
     "kvplan does not change the file's metadata; remove it": "override_kv",
     "several models share the memory; paste one": "models_dir models_preset models_max",
     "kvplan sizes experts only (--n-cpu-moe); remove it": "n_cpu_ffn",
-    "one draft type only is without memory of its own; remove it": """
-        spec_type=none|ngram-simple|ngram-map-k|ngram-map-k4v|ngram-mod|ngram-cache
-    """,
     "it sizes the cache by slots; write --ctx-size": "kv_unified_per_slot",
     "it stands for a model and several flags; write them": """
         embd_gemma_default! fim_qwen_1.5b_default! fim_qwen_3b_default! fim_qwen_7b_default! fim_qwen_7b_spec!

@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.models.gguf_model import GGUFModel, gguf_beside, gguf_of
+from kvplan.models.gguf_model import GGUFModel, ggml_tensors, gguf_beside, gguf_of, stored_in
 from kvplan.servers.base import terms_of
-from kvplan.servers.llamacpp.settings import Device, Override, Settings
+from kvplan.servers.llamacpp.beside import Beside, adapter_tensors, tower_tensors
+from kvplan.servers.llamacpp.settings import DEFAULT_SLOTS, Device, Override, Settings
+from kvplan.servers.llamacpp.shape import TensorLike
 from kvplan.servers.plans.plan import Estimate, Request
 from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, flags_of
 
@@ -21,6 +24,7 @@ CONTEXT_SOURCE: Final = "free and total memory in llama.cpp's start-up logs of t
 RUNTIMES: Final = {"amd": "HIP", "intel": "SYCL"}
 BATCH, UBATCH, FIT_CTX, MARGIN = 2048, 512, 4096, "1024"  # its defaults; the margin in MiB
 CACHE_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # common/arg.cpp
+DRAFT_TOKENS, VOCABULARY = 3, 128  # its default; how far vocabularies may differ (common/speculative.cpp)
 EXPERTS: Final = r"ffn_(up|down|gate_up|gate)_(ch|)exps"
 # Arguments of the table that --gpu sets for every server.
 BY_GPUS: Final = ("tensor_parallel_size",)
@@ -64,8 +68,7 @@ def check(request: Request) -> None:
     """Refuse what llama.cpp does not have, by the flag."""
     args, engine = request.args, request.release.engine
     own, title = flags_of(engine), terms_of(engine).title
-    if request.draft is not None or args.speculative_method is not None:
-        raise UnsupportedModelError("drafts", "kvplan does not size llama.cpp's drafts", "leave them out")
+    check_draft(request)
     for name, usual in DEFAULTS.items():
         value = getattr(args, name)
         if value != usual and name not in own and name not in BY_GPUS:
@@ -74,14 +77,52 @@ def check(request: Request) -> None:
             raise UsageError(flag, f"is no argument of {title}", cure, keys=(name,))
 
 
-def settings(args: EngineArgs, num_devices: int) -> Settings:
-    """The arguments by what they mean."""
+def check_draft(request: Request) -> None:
+    """Refuse drafts that kvplan does not size, and those that the server does not take."""
+    draft, method, own = request.draft, request.args.speculative_method, request.spec.vocab_size
+    if (draft is not None and draft.head) or method is not None:
+        what = f"drafts by {method}" if draft is None or not draft.head else f"draft {draft.name}"
+        raise UnsupportedModelError(what, "kvplan sizes llama.cpp's drafts of a whole model only", "leave them out")
+    if draft is not None and abs(draft.vocab_size - own) > VOCABULARY:
+        problem = f"has {draft.vocab_size:,} tokens, the model {own:,}: llama.cpp refuses more than {VOCABULARY} apart"
+        raise UsageError(f"draft {draft.name}", problem, "use a draft of the same family", keys=("draft_model",))
+
+
+def beside(request: Request, architecture: str) -> Beside:
+    """What is loaded beside the model; the headers of its files are read."""
+    args, draft = request.args, None
+    adapters = tuple(
+        adapter_tensors(stored, ggml_tensors(stored), architecture, f"--lora {printable(name, 200)}")
+        for name in (args.lora or "").split(",")
+        if name and (stored := stored_in(Path(name)))
+    )
+    if request.draft is not None:
+        own = request.draft_checkpoint
+        if own is not None and own.format == "gguf":
+            draft = gguf_beside(own, request.draft)
+        else:
+            draft = gguf_of(request.draft, args.draft_quant or USUAL_TYPE)
+    tower: tuple[TensorLike, ...] = ()
+    if args.mmproj is not None:
+        if args.split_mode == "none" and args.main_gpu:
+            problem = "the tower is on GPU 0, which the model leaves out"
+            raise UsageError(f"--mmproj with --main-gpu {args.main_gpu}", problem, "use --main-gpu 0")
+        stored = stored_in(Path(args.mmproj))
+        tower = tower_tensors(stored, ggml_tensors(stored), f"--mmproj {printable(args.mmproj, 200)}")
+    return Beside(adapters, draft, args.draft_gpu_layers, tower, args.mmproj_offload is not False)
+
+
+def settings(args: EngineArgs, num_devices: int, *, drafts: bool = False) -> Settings:
+    """The arguments by what they mean; with drafts a slot's output is kept for each of its draft tokens, too."""
     stated = args.max_model_len
+    batch, slots = args.max_num_batched_tokens or BATCH, args.max_num_seqs or DEFAULT_SLOTS
+    outputs = min(batch, slots * (1 + (args.num_speculative_tokens or DRAFT_TOKENS))) if drafts else None
     return Settings(
         ctx=stated if isinstance(stated, int) else 0,
         slots=args.max_num_seqs,
         unified=args.kv_unified,
-        batch=args.max_num_batched_tokens or BATCH,
+        batch=batch,
+        outputs=outputs,
         ubatch=args.micro_batch_size or UBATCH,
         gpu_layers=args.gpu_layers,
         flash=args.flash_attn or "auto",

@@ -4,6 +4,7 @@ Source: llama.cpp at commit 0c1e57098, src/llama-graph.cpp, src/models/mamba-bas
 The graph is the one it reserves memory for: a full micro-batch over a full cache.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,13 +59,17 @@ class Blocks(Graph):
         for tensor, where in reversed(placement.tensors):
             self._file[tensor.name] = tensor, where
         self._weights: dict[str, Tensor] = {}
+        self._pairs = [  # not marked as weights: an operation on them is placed by its neighbors
+            {tensor.name: self.stored(tensor, where, weight=False) for tensor, where in file}
+            for file in placement.adapters
+        ]
         self._caches: dict[tuple[str, int], Tensor] = {}
 
     # --- what already lies somewhere --------------------------------------------------------------------------------
 
-    def stored(self, tensor: TensorLike, where: int | None) -> Tensor:
+    def stored(self, tensor: TensorLike, where: int | None, *, weight: bool = True) -> Tensor:
         buffer = self.host if where is None else where
-        return Tensor("NONE", tensor.kind, dims(*tensor.shape), buffer=buffer, weight=True, name=tensor.name)
+        return Tensor("NONE", tensor.kind, dims(*tensor.shape), buffer=buffer, weight=weight, name=tensor.name)
 
     def find(self, name: str) -> Tensor | None:
         """A tensor of the file, or None if it has none of that name."""
@@ -128,6 +133,26 @@ class Blocks(Graph):
                     kind, ne = "F32", dims(shape.scan_state, slots)
             self._caches[key] = Tensor("NONE", kind, ne, buffer=self.cache_buffer(layer), name=f"{what}{layer}")
         return self._caches[key]
+
+    # --- matrices with adapters ---------------------------------------------------------------------------------------
+
+    def adapted(self, w: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The two matrices of each adapter beside a weight."""
+        for file in self._pairs if w.weight else ():
+            if (first := file.get(f"{w.name}.lora_a")) is not None:
+                yield first, file[f"{w.name}.lora_b"]
+
+    def mul_mat(self, w: Tensor, x: Tensor) -> Tensor:
+        out = super().mul_mat(w, x)
+        for first, second in self.adapted(w):
+            out = self.add(out, self.scale(super().mul_mat(second, super().mul_mat(first, x))))
+        return out
+
+    def mul_mat_id(self, w: Tensor, x: Tensor, ids: Tensor) -> Tensor:
+        out = super().mul_mat_id(w, x, ids)
+        for first, second in self.adapted(w):
+            out = self.add(out, self.scale(super().mul_mat_id(second, super().mul_mat_id(first, x, ids), ids)))
+        return out
 
     # --- input and norms --------------------------------------------------------------------------------------------
 

@@ -49,6 +49,10 @@ _QUANT: Final = re.compile(rf"(?i)[-._](?:UD-)?({'|'.join(sorted(BASE, key=len, 
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 
 
+# Of the fork ik_llama.cpp, and not in llama.cpp's arg.cpp. Source: the compose files of noonghunna/club-3090.
+FORKED: Final = ("khad", "vhad", "fit_margin", "merge_qkv", "recurrent_ckpt_mode")
+
+
 def start(words: list[str]) -> Started | None:
     """Words after the server's name, or after its image, which starts it; None if a command does not start it."""
     for index, word in enumerate(words):
@@ -74,7 +78,13 @@ def is_switch(name: str) -> bool:
 def parse(words: list[str]) -> ServeCommand:
     """Parse the words after the server's name; errors as in kvplan.servers.vllm.command.parse."""
     command, faults = ServeCommand(engine="llamacpp"), Faults()
-    index, file, repository = 0, None, None
+    index, file, repository, files = 0, None, None, dict[str, str]()
+    if forked := next((word for word in words if word.startswith("-") and _name(word)[0] in FORKED), None):
+        raise UsageError(
+            f"--from-command {flag_text(forked)}",
+            "is a flag of ik_llama.cpp, a fork of llama.cpp whose buffers are not modeled",
+            "leave out the fork's flags for what llama.cpp itself would take",
+        )
     while index < len(words):
         word = words[index]
         index += 1
@@ -92,16 +102,64 @@ def parse(words: list[str]) -> ServeCommand:
                 file = literal(_only(value, word), "the model")
             elif name == "hf_repo":
                 repository = literal(_only(value, word), "the repository")
+            elif name in BESIDE:
+                files[BESIDE[name]] = literal(_only(value, word), "a file beside the model")
+            elif name in ("lora", "lora_scaled"):
+                _add_adapters(command, literal(_only(value, word), "an adapter"), name == "lora_scaled")
+            elif name == "device":
+                command.args["tensor_parallel_size"] = _devices(_only(value, word))
             elif name != "hf_file":
                 _take(command, name, value, word)
     faults.refuse()
     name_model(command, file, repository)
+    _take_draft(command, files)
     return command
+
+
+BESIDE: Final = {
+    "model_draft": "file", "spec_draft_model": "file", "hf_repo_draft": "repository", "spec_draft_hf": "repository",
+    "spec_type": "type",
+}  # fmt: skip
+ALONE: Final = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+DRAFTING: Final = "draft-simple"
+
+
+def _devices(text: str) -> int:
+    """The number of GPUs in a list of them; which ones they are makes no difference: all are alike."""
+    names = text.split(",")
+    if not all(re.fullmatch(r"(?i)[a-z]+\d{1,2}", name) for name in names) or len(set(names)) < len(names):
+        problem = f"is not a list of GPUs ({printable(text, 60)!r})"
+        raise UsageError("--from-command --device", problem, "write CUDA0,CUDA1; for the host alone --gpu-layers 0")
+    return len(names)
+
+
+def _add_adapters(command: ServeCommand, text: str, scaled: bool) -> None:
+    """Adapters add up over flags; a scale moves no memory."""
+    names = [name.rpartition(":")[0] or name if scaled else name for name in text.split(",")]
+    command.args["lora"] = ",".join(filter(None, (command.args.get("lora"), *names)))
+
+
+def _take_draft(command: ServeCommand, files: dict[str, str]) -> None:
+    """The draft by its file's or repository's name, as the model's."""
+    kinds = [kind for kind in files.get("type", "none").split(",") if kind not in ALONE]
+    if kinds not in ([], [DRAFTING]):
+        command.refused["--spec-type"] = f"kvplan sizes drafts of a model ({DRAFTING}) and those without memory"
+    if not {"file", "repository"} & files.keys():
+        return
+    if not kinds and "type" not in files:
+        command.notes.append(
+            Note(f"-md without --spec-type {DRAFTING}: llama.cpp 0.5 loads the draft and does not use it")
+        )
+    draft = ServeCommand()
+    name_model(draft, files.get("file"), files.get("repository"))
+    command.draft_model, command.notes = draft.model, [*command.notes, *draft.notes]
+    if "quantization" in draft.args:
+        command.args["draft_quant"] = draft.args["quantization"]
 
 
 def _follows(name: str, word: str) -> bool:
     """True if the next word is the flag's value: always for a flag that has one."""
-    known = name in NAMES or name in OTHERS or name in ("model", "hf_repo", "hf_file")
+    known = name in NAMES or name in OTHERS or name in ("model", "hf_repo", "hf_file", "lora_scaled", "device", *BESIDE)
     if name == "flash_attn":  # until 2025 it had no value
         return word in ("on", "off", "auto", *(FLAGS[name].values or {}))
     return known or not word.startswith("-")

@@ -28,5 +28,11 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "fit": Flag(short=("fit",), values={"1": "on", "true": "on", "0": "off", "false": "off"}),
     "fit_target": Flag(short=("fitt",)),
     "fit_ctx": Flag(short=("fitc",)),
+    "lora": Flag(),
+    "mmproj": Flag(short=("mm",)),
+    "mmproj_offload": Flag(),
+    "draft_gpu_layers": Flag(("spec_draft_ngl", "gpu_layers_draft", "n_gpu_layers_draft"), ("ngld",)),
+    "draft_quant": Flag(printed=False),  # part of the file's name
+    "num_speculative_tokens": Flag(("spec_draft_n_max",)),
 }
 NEGATED: Final = {"nkvo": "kv_offload", "no_kvu": "kv_unified"}  # short forms that turn a switch off

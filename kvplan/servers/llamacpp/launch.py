@@ -1,6 +1,8 @@
 """The command that starts exactly the planned llama.cpp server."""
 
 from kvplan.models.catalog import model_id
+from kvplan.servers.llamacpp.asked import USUAL_TYPE
+from kvplan.servers.llamacpp.command import DRAFTING
 from kvplan.servers.plans.plan import Plan
 from kvplan.servers.words.arguments import flag_words
 
@@ -16,6 +18,10 @@ def words(plan: Plan) -> list[str]:
     stated = {"max_model_len": plan.capacity.tokens}
     file = request.spec.served_name
     named = ["--model", file if file.endswith(".gguf") else file_name(plan)]
+    if (draft := request.draft) is not None:
+        kind, is_file = request.args.draft_quant or USUAL_TYPE, draft.served_name.endswith(".gguf")
+        name = draft.served_name if is_file else f"{model_id(draft).rpartition('/')[2]}-{kind}.gguf"
+        named += ["--model-draft", name, "--spec-type", DRAFTING]
     return [*program, *named, *flag_words("llamacpp", request.release, request.args, stated)]
 
 

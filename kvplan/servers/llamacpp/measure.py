@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+from kvplan.servers.llamacpp.beside import Beside, draft_settings, placed
 from kvplan.servers.llamacpp.cache import check_kinds, context_bytes
 from kvplan.servers.llamacpp.compute import compute, flash_attention
 from kvplan.servers.llamacpp.kernels import OFFLOAD_BATCH
@@ -26,20 +27,24 @@ class Memory(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a server allocates: memory of each device in use, by its number, and of the host (None)."""
+    """What a server allocates: memory of each device in use, by its number, and of the host (None).
+
+    draft  of a draft model, which `places` include
+    """
 
     places: dict[int | None, Memory]
     placement: Placement
     context: Context
     flash: bool
     copies: int
+    draft: "Measured | None" = None
 
 
 class Server:
-    """A model on a machine, measured under one settings after another."""
+    """A model on a machine, with what is loaded beside it, measured under one settings after another."""
 
-    def __init__(self, model: FileLike, devices: Sequence[Device]) -> None:
-        self.model, self.devices = model, tuple(devices)
+    def __init__(self, model: FileLike, devices: Sequence[Device], beside: Beside | None = None) -> None:
+        self.model, self.devices, self.beside = model, tuple(devices), beside or Beside()
         self._known: dict[tuple[Settings, bool, bool], Measured] = {}
         self._flash: dict[tuple[Settings, Device | None], bool] = {}
 
@@ -101,10 +106,39 @@ class Server:
         if settings.flash == "auto" and not quantized(settings.cache_v):
             flash = self.flash(settings, where, context)
         check_kinds(shape, settings, flash)
+        if allocated and self.beside.adapters:  # --fit does not measure them
+            where = placed(self.beside.adapters, where)
         caches = context_bytes(shape, where, context, settings)
         buffers = compute(shape, where, context, settings, used, flash, pipeline=pipeline, allocated=allocated)
         places: dict[int | None, Memory] = {}
         for position in (*range(len(used)), None):
             number = None if position is None else where.devices[position]
             places[number] = Memory(where.weights(position), caches.get(position, 0), buffers.sizes[position])
-        return Measured(places, where, context, flash, buffers.copies)
+        if allocated and self.beside.tower:  # --fit leaves room for it instead
+            number = 0 if self.beside.on_gpu and used else None
+            weights, graph = self.beside.tower_bytes()
+            memory = places[number]
+            places[number] = Memory(memory.weights + weights, memory.context, memory.compute + graph)
+        own = Measured(places, where, context, flash, buffers.copies)
+        return own if self.beside.draft is None else self._with_draft(own, settings, allocated)
+
+    @cached_property
+    def drafter(self) -> "Server":
+        """The draft on the same devices, all of their memory free."""
+        assert self.beside.draft is not None
+        return Server(self.beside.draft, self.devices)
+
+    def _with_draft(self, own: Measured, settings: Settings, allocated: bool) -> Measured:
+        """The memory with that of a draft, which is loaded after its target."""
+        server = self.drafter
+        if allocated and len(own.placement.devices) > 1 and not any(settings.split):  # shared by what is left
+            used = {place: memory.total for place, memory in own.places.items()}
+            left = [replace(gpu, free=max(0, gpu.free - used.get(i, 0))) for i, gpu in enumerate(self.devices)]
+            server = Server(server.model, left)
+        stated = draft_settings(settings, own.context.total, self.beside.draft_layers)
+        draft = server.allocate(stated) if allocated else server.measure(stated)
+        sums = {
+            place: Memory(*map(sum, zip(memory, draft.places[place], strict=True)))
+            for place, memory in own.places.items()
+        }
+        return own._replace(places=sums, draft=draft)

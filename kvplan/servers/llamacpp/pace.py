@@ -43,11 +43,11 @@ def speed(run: "Started", request: "Request", tokens: int) -> SlotSpeed:
     gpu = request.gpu
     bandwidth = gpu.memory_bandwidth if run.server.devices else None
     host = request.host_bandwidth or (bandwidth if gpu.unified else None)
-    lacks = ""
+    lacks = "" if request.draft is None else "how many drafted tokens are accepted is not known"
     reads = read_bytes(run, 1)
-    if run.server.devices and bandwidth is None:
+    if not lacks and run.server.devices and bandwidth is None:
         lacks = "the bandwidth of this GPU is not known"
-    elif host is None and reads.get(None, 0) > FEW * sum(reads.values()):
+    elif not lacks and host is None and reads.get(None, 0) > FEW * sum(reads.values()):
         lacks = "the host's bandwidth is not known: state --host-bandwidth 90GB/s (two channels of DDR5-5600)"
     if lacks:
         return SlotSpeed(tokens, None, None, None, lacks, "")

@@ -72,6 +72,7 @@ class Placement:
     layers         block -> position among the devices in use
     tensors        (tensor, position); one that is stored twice stands twice
     gpu_layers     as `-ngl` says it: blocks and the output
+    adapters       of each LoRA adapter its tensors, with their positions
     """
 
     devices: tuple[int, ...]
@@ -79,10 +80,12 @@ class Placement:
     output: int | None
     tensors: tuple[tuple[TensorLike, int | None], ...]
     gpu_layers: int
+    adapters: tuple[tuple[tuple[TensorLike, int | None], ...], ...] = ()
 
     def weights(self, position: int | None) -> int:
         """Bytes of the buffers with weights on a device in use, or on the host."""
-        return sum(buffer_bytes(tensor, where) for tensor, where in self.tensors if where == position)
+        loaded = (self.tensors, *self.adapters)
+        return sum(buffer_bytes(tensor, where) for file in loaded for tensor, where in file if where == position)
 
     def by_name(self) -> dict[str, int | None]:
         """The place that operations read a tensor from; of one that is stored twice, the embedding's."""

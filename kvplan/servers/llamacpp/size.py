@@ -9,6 +9,7 @@ from kvplan.core.units import MIB, format_gib, plural
 from kvplan.models.gguf_model import GGUFModel, gguf_of
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.llamacpp import asked
+from kvplan.servers.llamacpp.beside import TOWER_COMPUTE, draft_settings
 from kvplan.servers.llamacpp.cache import layer_bytes
 from kvplan.servers.llamacpp.changes import SOURCE, TYPES
 from kvplan.servers.llamacpp.fit import Fit, fit
@@ -56,6 +57,9 @@ class CellPool(Pool):
     def rates(self, spec: ModelSpec, stage: int) -> tuple[int, int]:
         return self.per_token, self.per_slot
 
+    def draft_rate(self, draft: ModelSpec) -> int:
+        return 0  # in per_token
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -76,10 +80,20 @@ class Started:
 def started(request: Request, taken: int) -> Started:
     """The server on GPUs of which so many bytes each are in use."""
     file, count = asked.model(request), request.args.num_gpus
-    server = Server(file, [asked.device(request, taken)] * count)
-    own = asked.settings(request.args, count)
-    result = fit(server, own) if own.fit else Fit(own, False)
+    server = Server(file, [asked.device(request, taken)] * count, asked.beside(request, file.architecture))
+    own = asked.settings(request.args, count, drafts=request.draft is not None)
+    result = fitted(server, own) if own.fit else Fit(own, False)
     return Started(file, server, own, result, *loaded(server, result.settings))
+
+
+def fitted(server: Server, own: Own) -> Fit:
+    """What --fit chooses; it leaves the first GPU as much more as a tower on it takes."""
+    if not server.beside.tower or not server.beside.on_gpu:
+        return fit(server, own)
+    margins = [own.fit_target[min(i, len(own.fit_target) - 1)] for i in range(len(server.devices))]
+    margins[0] += sum(server.beside.tower_bytes())
+    result = fit(server, replace(own, fit_target=tuple(margins)))
+    return result._replace(settings=replace(result.settings, fit_target=own.fit_target))
 
 
 # A GPU with the host's memory: 117,434 of 124,610 MiB free in a start-up log of an idle GB10.
@@ -116,7 +130,7 @@ def size(request: Request) -> Sized:
     none = Estimate(0, 0, 0, "none", SOURCE, "exact")
     estimates = {
         **dict.fromkeys(BUDGET_ROWS, none),
-        "buffers": Estimate(compute, compute, compute, compute_text(run), SOURCE, "formula"),
+        "buffers": buffers_of(run, worst, compute),
         "non_torch": Estimate(*growth(), "outside its books: cuBLAS, kernels, growing pools", UNACCOUNTED, "measured"),
         "context": context,
         "in_use": used,
@@ -135,6 +149,18 @@ def size(request: Request) -> Sized:
         settings, pool_of(run), [budget], capacity, blocks, ends, (PoolShare(share, share),), tuple(notes(run)),
         slots=slots_of(run, free, request),
     )  # fmt: skip
+
+
+def buffers_of(run: Started, device: int | None, compute: int) -> Estimate:
+    """The compute buffers of a device; a tower's are known as a range."""
+    beside, text = run.server.beside, compute_text(run)
+    if not beside.tower or not beside.on_gpu or device != 0:
+        return Estimate(compute, compute, compute, text, SOURCE, "formula")
+    least, likely, most = (size * MIB for size in TOWER_COMPUTE)
+    low, high = compute - likely + least, compute - likely + most
+    return Estimate(
+        low, compute, high, f"{text}; of the tower's graph {least // MIB}-{most // MIB} MiB", SOURCE, "calibrated"
+    )
 
 
 def missing(run: Started, free: int) -> int:
@@ -161,20 +187,29 @@ def groups_of(run: Started, device: int | None) -> dict[str, int]:
         if where == position:
             group = next((group for word, group in GROUPS if word in tensor.name), "other")
             totals[group] += buffer_bytes(tensor, position)
-    return dict(totals) or {"embedding": 0}
+    for file in placement.adapters:
+        totals["adapters"] += sum(buffer_bytes(tensor, where) for tensor, where in file if where == position)
+    if run.server.beside.on_gpu and device == 0:
+        totals["tower"] = run.server.beside.tower_bytes()[0]
+    if run.measured.draft is not None:
+        totals["draft"] += run.measured.draft.places[device].weights
+    return {group: size for group, size in totals.items() if size} or {"embedding": 0}
 
 
 def per_token(run: Started) -> int:
-    """Bytes of one more token in the layers that keep every token."""
-    shape, measured = run.server.shape, run.measured
-    cells = measured.context.cells * measured.context.streams
-    whole = replace(run.own, full_windows=True)
-    layers = (
-        sum(size for size, _ in layer_bytes(shape, layer, measured.context, whole))
-        for layer in range(shape.num_layers)
-        if shape.attends(layer) and not shape.windowed[layer] and not shape.keeps_state(layer)
-    )
-    return sum(layers) // cells
+    """Bytes of one more token in the layers that keep every token, of a draft, too."""
+    context, total = run.measured.context, 0
+    servers = [(run.server.shape, run.own)]
+    if run.measured.draft is not None:
+        servers.append((run.server.drafter.shape, draft_settings(run.own, context.total, None)))
+    for shape, own in servers:
+        whole = replace(own, full_windows=True)
+        total += sum(
+            sum(size for size, _ in layer_bytes(shape, layer, context, whole))
+            for layer in range(shape.num_layers)
+            if shape.attends(layer) and not shape.windowed[layer] and not shape.keeps_state(layer)
+        )
+    return total // (context.cells * context.streams)
 
 
 def pool_of(run: Started) -> CellPool:
@@ -266,7 +301,10 @@ def smaller_type(run: Started, settings: Own) -> GGUFModel | None:
     if model.mixed_by == "file" or model.label not in TYPES:
         return None
     files = (gguf_of(model.spec, kind) for kind in TYPES[TYPES.index(model.label) + 1 :])
-    return next((file for file in files if room(Server(file, run.server.devices), settings, margin) >= 0), None)
+    return next(
+        (file for file in files if room(Server(file, run.server.devices, run.server.beside), settings, margin) >= 0),
+        None,
+    )
 
 
 def notes(run: Started) -> list[str]:

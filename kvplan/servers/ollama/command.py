@@ -148,4 +148,6 @@ def read_pair(text: str) -> tuple[str, Any] | None:
     return NAMES[name], read_argument(NAMES[name], value.strip(), f"--engine-arg {printable(key, 60)}")
 
 
-starts = Starts(("ollama", "run"), "model", False, ("Ollama", ("ollama",)), {}, ("ollama",), reading=reading)
+starts = Starts(
+    ("ollama", "run"), "model", False, ("Ollama", ("ollama",)), {}, ("ollama",), reading=reading, alone=True
+)  # fmt: skip

@@ -10,7 +10,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.records import Count, dataclass
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.plans.pool import Capacity, Pool, rates
+from kvplan.servers.plans.pool import Capacity, Pool
 from kvplan.servers.releases import DEFAULT, Version, newest_of
 from kvplan.servers.words.arguments import EngineArgs, Settings
 
@@ -171,7 +171,7 @@ class Request:
 
     weights_bytes  bytes of the whole checkpoint if given: divided evenly among the ranks
     checkpoint     contents of the model's files; overrides the spec's own sizes
-    draft          a draft model that shares the GPU
+    draft          a draft model that shares the GPU; draft_checkpoint: the contents of its files
     memory_in_use  bytes that other processes hold on each GPU when the server starts; None: not given
     host_bandwidth  bytes per second of the host's memory; None: not given
     measured       measured constants of this GPU that replace modeled ones, by name
@@ -189,6 +189,7 @@ class Request:
     weights_bytes: int | None = None
     checkpoint: "Checkpoint | None" = None
     draft: ModelSpec | None = None
+    draft_checkpoint: "Checkpoint | None" = None
     memory_in_use: int | None = None
     host_bandwidth: int | None = None
     measured: "Mapping[str, Estimate]" = field(default_factory=dict)
@@ -499,7 +500,7 @@ class Plan:
         """
         draft = self.request.draft
         own = self.pool.rates(self.request.spec, self.stage)[0]
-        return own + (rates(draft, self.pool.how, 0)[0] if draft is not None else 0)
+        return own + (self.pool.draft_rate(draft) if draft is not None else 0)
 
     @property
     def state_bytes(self) -> int:

@@ -305,6 +305,10 @@ class Pool:
         """(bytes per additional token, state bytes per sequence) on a rank of one stage."""
         return rates(spec, self.how, stage)
 
+    def draft_rate(self, draft: ModelSpec) -> int:
+        """Bytes per additional token of a draft model."""
+        return rates(draft, self.how, 0)[0]
+
     @property
     def block_size(self) -> int:
         return min(group.first.block_size for group in self.groups if group.first.kind != "ring")

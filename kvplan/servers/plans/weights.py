@@ -72,11 +72,12 @@ def online_scheme(request: Request) -> str | None:
     if method not in ONLINE_NAMES:
         from kvplan.models import catalog
 
-        sibling = catalog.quantized(request.spec.served_name, method)
+        stored_as = catalog.quantized(request.spec.served_name, method)
+        others = [stored_as] if stored_as else [*catalog.siblings(catalog.find(request.spec.served_name) or "")]
         raise UsageError(
             f"--quantization {method}",
             f"{request.spec.name} is not quantized, and only {', '.join(ONLINE_METHODS)} can be applied on load",
-            f"name a quantized checkpoint{f', such as {sibling}' if sibling else ''}",
+            ", such as ".join(("name a quantized checkpoint", *filter(None, [" or ".join(others)]))),
         )
     return ONLINE_NAMES[method]
 

@@ -8,6 +8,7 @@ from kvplan.core.errors import NoServerError
 from kvplan.core.files import printable
 from kvplan.servers.logs.log import Logs, ServerLog
 from kvplan.servers.vllm import log_flags, log_rows, rules
+from kvplan.servers.vllm.changes import CHANGES
 from kvplan.servers.vllm.command import parse, start, takes_value
 from kvplan.servers.vllm.log_lines import log_lines
 from kvplan.servers.vllm.log_wordings import WORDINGS
@@ -23,10 +24,16 @@ ONCE: Final = ("vLLM API server version ", "\u2588  version ", "LLM engine (v")
 
 
 def engine(log: ServerLog) -> str | None:
-    """Its release; of a build without a number, the last one that writes its messages; at most the newest known."""
+    """Its release, with its patch where a later one changed a plan; of a build without a number, the last one that
+    writes its messages; at most the newest known.
+    """
     if log.called == "page" and log.release is None:
         return None
     major, minor = min(log.release or log.last_release or rules.NEWEST, rules.NEWEST)
+    if tag := re.match(rf"v?({major}\.{minor}\.([0-9]{{1,3}}))(?![\w.])", log.text("version") or ""):
+        later = (change.since for change in CHANGES.values() if change.since > (major, minor, int(tag[2])))
+        if any(since[:2] == (major, minor) for since in later):
+            return f"vllm@{tag[1]}"
     return f"vllm@{major}.{minor}"
 
 

@@ -517,6 +517,14 @@ class EngineArgs:
         None, "pattern", "MiB that the fit leaves free on each GPU, e.g. 1024.", "MIB,..."
     )
     fit_ctx: int | None = argument(None, "tokens", "Smallest context that the fit may choose.", "TOKENS")
+    lora: str | None = argument(None, "pattern", "Adapters that are loaded with the model.", "FILE,...")
+    mmproj: str | None = argument(None, "pattern", "File of the model's tower.", "FILE", ("-mm",))
+    mmproj_offload: bool | None = argument(None, "flag", "Keep the tower on the GPU.")
+    draft_gpu_layers: int | None = argument(
+        None, "count", "Layers of the draft on the GPUs.", "N", ("-ngld",), least=0, largest=10**6,
+        usual=("all", "auto", "-1"),
+    )  # fmt: skip
+    draft_quant: str | None = argument(None, "text", "Type of the draft's file, if it is not named.", "TYPE")
 
     @property
     def num_gpus(self) -> int:
