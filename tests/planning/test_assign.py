@@ -215,3 +215,13 @@ def test_what_cannot_be_assigned_is_one_line(run: Run, words: tuple[str, ...], p
     assert ran.code == 2
     (line,) = ran.errors
     assert problem in line
+
+
+def test_more_ranks_than_needed_are_taken_where_nothing_else_fits(run: Run) -> None:
+    # 15.3 GiB of weights and 3 x 1.125 GiB of KV cache each: no two fit on an L40S of 44.3 GiB, all three fit on two.
+    servers = [f"{name}=qwen3-8b {SHORT} --users 3" for name in "abc"]
+    (group,) = run("pack", *servers, "--gpu", "2xl40s", "--format", "json").json["groups"]
+    assert group["devices"] == [0, 1]
+    assert len(group["pack"]["servers"]) == 3
+    pools = [Pool(gpu("l40s"), 2)]
+    assert cheapest([(name, "qwen3-8b", 3) for name in "abc"], pools) is not None
