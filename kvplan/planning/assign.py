@@ -208,7 +208,9 @@ def searched(packer: Packer, pools: tuple[Pool, ...], order: Sequence[int]) -> S
     if search.best is None and search.nodes > 0:
         wider = Search(packer, pools, order, is_wide=True)
         wider.run()
-        return wider if wider.depth >= search.depth else search
+        if wider.depth > search.depth:
+            return wider
+        search.nodes = wider.nodes  # the answer is as complete as both
     return search
 
 
