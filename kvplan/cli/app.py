@@ -42,7 +42,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "Show what upgrading the server changes for a policy, a command or a model.", "sweep_options", "upgrade.upgrade"
     ),
     "pack": Entry(
-        "Fit several servers on one GPU: start order and --gpu-memory-utilization of each.",
+        "Fit several servers on one GPU, or over several: start order and --gpu-memory-utilization of each.",
         "sweep_options",
         "pack.pack_command",
     ),

@@ -87,6 +87,7 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "pack": (
         "kvplan pack --gpu rtx-4090 --memory-in-use 1GiB --server 'chat=qwen3-8b-awq --max-model-len 8192 --users 2'",
+        "kvplan pack qwen3-32b qwen3-8b qwen3-0.6b --gpu 2xl40s,h100-80g",
         "kvplan pack --gpu h100-80g --server 'old=vllm serve Qwen/Qwen3-8B' --server 'new=qwen3-8b-fp8' --rest new",
     ),
     "upgrade": (

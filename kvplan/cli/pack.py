@@ -1,11 +1,12 @@
-"""`kvplan pack`: find the start order and memory fractions of several servers on one GPU, and set the exit code."""
+"""`kvplan pack`: find the start order and memory fractions of several servers on one GPU, or over several GPUs."""
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvplan.asked.form import Form, read_form
+from kvplan.asked.form import Form, counted_gpus_of, read_form, size_notes
 from kvplan.asked.pasted import is_command, served_by
 from kvplan.asked.question import requests
 from kvplan.cli import output
@@ -14,43 +15,73 @@ from kvplan.cli.sweep_options import PackOptions
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_size
-from kvplan.planning.pack import Packing, Tenant, pack
+from kvplan.hardware import prices as price_file
+from kvplan.planning.pack import Packing, Pool, Tenant, pack
 from kvplan.report.formats import CommandAnswer
 from kvplan.servers.base import abilities_of, terms_of
 from kvplan.servers.releases import DEFAULT
+
+if TYPE_CHECKING:
+    from kvplan.planning.assign import Assignment
 
 NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]{0,60})=(.+)", re.DOTALL)
 
 
 def pack_command(options: PackOptions) -> int:
     """Pack the servers and return the exit code: 0, or with --exit-code 1 if they do not all start."""
-    tenants = list(tenants_of(options))
     in_use = 0 if options.memory_in_use is None else parse_size(options.memory_in_use, "--memory-in-use", least=0)
     with output.report_files(options.report or [], force=options.force) as reports:
-        packing = pack(tenants, in_use, options.rest)
-        given = answer(packing)
+        fits, given = packed(options, in_use)
         output.answer(given, options.format, options.color, reports)
-    return int(options.exit_code and not packing.fits)
+    return int(options.exit_code and not fits)
 
 
-def tenants_of(options: PackOptions) -> Iterator[Tenant]:
-    if (options.policy is None) == (not options.server):
-        raise UsageError(
-            "POLICY or --server", "one of the two is required", "name a policy file, or each server's flags"
-        )
-    if options.server:
-        if options.gpu is None:
-            raise UsageError("--gpu", "missing", "name the GPU that they share: l40s (`kvplan gpus` lists them)")
-        for text in options.server:
-            yield stated(text, options)
-        return
-    refuse_given(options, ("gpu", "engine"), "works only with --server", "the policy states it")
-    yield from of_policy(Path(options.policy or ""), options)
+def packed(options: PackOptions, in_use: int) -> tuple[bool, CommandAnswer]:
+    """(True if all start, the answer)."""
+    texts = [*(options.models or []), *(options.server or [])]
+    if not texts:
+        remedy = "name the models, a policy file, or each server's flags"
+        raise UsageError("MODEL, POLICY or --server", "missing", remedy)
+    policy = next(filter(is_policy, texts), None)
+    if policy is not None:
+        if len(texts) > 1:
+            raise UsageError(printable(policy, 60), "a policy is packed alone", "remove the other servers")
+        refuse_given(options, ("gpu", "engine", "prices"), "works only with models", "the policy states its GPU")
+        packing = pack(list(of_policy(Path(policy), options)), in_use, options.rest)
+        return packing.fits, answer(packing)
+    pools = list(pools_of(options))
+    tenants = [stated(text, options, pools) for text in texts]
+    if len(pools) == pools[0].count == 1 and options.prices is None:
+        packing = pack([servers[0] for servers in tenants], in_use, options.rest)
+        return packing.fits, answer(packing)
+    from kvplan.planning.assign import assign  # only for several GPUs
+
+    assignment = assign(tenants, pools, in_use, options.rest)
+    return assignment.fits, assigned(assignment)
 
 
-def stated(text: str, options: PackOptions) -> Tenant:
-    """Parse a server in --server syntax."""
-    flag = f"--server {printable(text, 60)!r}"
+def is_policy(text: str) -> bool:
+    return text.endswith((".yaml", ".yml")) and len(text.split()) == 1
+
+
+def pools_of(options: PackOptions) -> Iterator[Pool]:
+    """The GPUs of --gpu, with their prices."""
+    if options.gpu is None:
+        raise UsageError("--gpu", "missing", "name the GPUs: l40s, or 2xl40s,h100-80g (`kvplan gpus` lists them)")
+    prices = None if options.prices is None else price_file.read(Path(options.prices))
+    form = Form({"gpu": [options.gpu]})
+    for note in size_notes(form):
+        output.notes_of(options)("note", note)
+    for count, gpu in counted_gpus_of(form):
+        dollars = 0.0 if prices is None else prices.per_hour.get(gpu.name)
+        if dollars is None:
+            raise UsageError("--prices", f"{gpu.name} has no price", "add one, or leave out --prices")
+        yield Pool(gpu, count or 1, dollars)
+
+
+def stated(text: str, options: PackOptions, pools: Sequence[Pool]) -> list[Tenant]:
+    """Parse a server in --server syntax: one for each kind of GPU."""
+    flag = f"--server {printable(text, 60)!r}" if text in (options.server or ()) else printable(text, 60)
     match = NAMED.fullmatch(text)
     name, line = (match[1], match[2]) if match else (None, text)
     try:
@@ -64,8 +95,10 @@ def stated(text: str, options: PackOptions) -> Tenant:
     if not is_command(words):
         words, engine = served_by(options.engine or DEFAULT, words), options.engine
     try:
-        form = Form({"from_command": shlex.join(words), "gpu": [options.gpu or ""], "offline": options.offline})
-        inputs = requests(read_form(form.changed(engine=engine)))
+        names = [pool.gpu.name for pool in pools]
+        form = Form({"from_command": shlex.join(words), "gpu": names, "offline": options.offline})
+        query = read_form(form.changed(engine=engine))
+        inputs = requests(query)
     except KvplanError as error:
         raise error.map_all(lambda wrong: wrong.renamed("--from-command", "command")).within(flag) from error
     request = inputs.requests[0]
@@ -74,9 +107,11 @@ def stated(text: str, options: PackOptions) -> Tenant:
         problem = f"{title} takes no fraction of a GPU that could be divided"
         raise UsageError(flag, problem, "estimate it, and give what it takes as --memory-in-use")
     name = name or request.spec.name.rpartition("/")[2]
-    inputs.notes = [f"{name}: {note}" for note in inputs.notes]
+    context = terms_of(request.release.engine).own_flags.get("max_model_len", "--max-model-len")
+    inputs.notes = [f"{name}: {note.replace('--ctx 32k', f'{context} 32768')}" for note in inputs.notes]
     output.say(inputs, quiet=options.quiet)
-    return Tenant(name, request, users)
+    is_split = "tensor_parallel_size" in query.stated or request.args.num_gpus > 1
+    return [Tenant(name, request, users, is_split) for request in inputs.requests]
 
 
 def without_users(words: list[str], flag: str) -> tuple[list[str], int]:
@@ -119,4 +154,16 @@ def answer(packing: Packing) -> CommandAnswer:
         rows=lambda: text.pack_table(packing),
         page=lambda: list(text.pack_page(packing)),
         servers=[server["engine"] for server in text.pack_document(packing)["servers"]],
+    )
+
+
+def assigned(assignment: "Assignment") -> CommandAnswer:
+    from kvplan.report import assign_text as text
+
+    return CommandAnswer(
+        screen=lambda blocks: text.assign_lines(assignment),
+        document=lambda: text.assign_document(assignment),
+        rows=lambda: text.assign_table(assignment),
+        page=lambda: list(text.assign_page(assignment)),
+        servers=[server.plan.request.release.label for packing in assignment.packings for server in packing.started],
     )

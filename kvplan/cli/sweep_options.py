@@ -223,14 +223,19 @@ def release_of(text: str, flag: str) -> Version:
 class PackOptions:
     """Options of `kvplan pack`."""
 
-    policy: Text = argument(
-        "POLICY", "Policy whose targets share one GPU; each target's min_users is the number it must serve."
+    models: Texts = argument(
+        "[POLICY | MODEL...]",
+        "Models, each as for --server; or a policy whose targets share one GPU, each with its min_users.",
+        complete=complete_model,
     )
     server: Texts = option(
         "--server SERVER",
         "Server to place: 'NAME=MODEL flags --users N' or 'NAME=vllm serve ...', with its own flags; repeatable.",
     )
-    gpu: Text = option("--gpu NAME", "GPU shared by all servers (`kvplan gpus`).", complete=complete_gpu)
+    gpu: Text = option(
+        "--gpu NAME", "GPU shared by all servers, or several to assign: 2xl40s,h100-80g.", complete=complete_gpu
+    )
+    prices: Text = option(*PRICES)
     memory_in_use: Text = option("--memory-in-use SIZE", "GPU memory already used by a desktop and other processes.")
     engine: Text = option(
         "--engine ENGINE", "Server and release for each --server that is not a full command, e.g. vllm@0.33."

@@ -1,4 +1,4 @@
-"""What `kvplan pack --format json` prints: kvplan/pack@1."""
+"""What `kvplan pack --format json` prints: kvplan/pack@1; kvplan/packs@1 over several GPUs."""
 
 from typing import Annotated, Literal, TypedDict
 
@@ -33,3 +33,31 @@ class PackDocument(TypedDict):
     in_use: int
     left: Annotated[int, "total - in_use - the servers' held; negative: what is missing."]
     servers: list[PackedServer]
+
+
+class PackPool(TypedDict):
+    """GPUs of one kind."""
+
+    gpu: str
+    count: int
+    used: Annotated[int, "Those with a server."]
+
+
+class PackGroup(TypedDict):
+    """GPUs with the servers that share them, a rank of each on every GPU."""
+
+    devices: Annotated[list[int], "From 0 for each kind of GPU."]
+    pack: PackDocument
+
+
+class PacksDocument(TypedDict):
+    """Servers over several GPUs: at the lowest price if there are prices, then on the fewest GPUs."""
+
+    schema: Literal["kvplan/packs@1"]
+    fits: bool
+    complete: Annotated[bool, "False: the search ended before it had tried every place."]
+    dollars_per_hour: Annotated[float | None, "Of the GPUs in use; null without prices."]
+    pools: list[PackPool]
+    unplaced: Annotated[list[str], "Servers without a place."]
+    enough: Annotated[str | None, "GPUs, as --gpu takes them, that would hold all servers."]
+    groups: list[PackGroup]

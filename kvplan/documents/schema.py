@@ -31,6 +31,7 @@ DOCUMENTS: Final = {
     "diff": ("diff", "DiffDocument"),
     "upgrade": ("upgrade", "UpgradeDocument"),
     "pack": ("pack", "PackDocument"),
+    "packs": ("pack", "PacksDocument"),
     "preflight": ("preflight", "PreflightDocument"),
     "rightsize": ("rightsize", "RightsizeDocument"),
     "model": ("listing", "ModelDocument"),

@@ -98,6 +98,11 @@ class FlagCure:
         return tuple(change.flag_of(self.plan.request.release.engine) for change in self.changes)
 
     @property
+    def size(self) -> tuple[int, int]:
+        """GPUs, and the context below zero: what is smaller is better."""
+        return self.plan.request.args.num_gpus, -self.plan.settings.max_model_len
+
+    @property
     def cost(self) -> Levels:
         """Levels with the most costly knob first: the sort key of fixes."""
         return self.levels[::-1]
@@ -469,8 +474,50 @@ def fixes(
 def new_fixes(short: Plan) -> list[FlagCure]:
     """Fixes of a server that is not deployed yet, best first; those that shorten the context by much come last."""
     least = short.settings.max_model_len // MOST_SHORTENED
-    cures = fixes(short, knobs=fit_knobs(short, is_new=True))
-    return sorted(cures, key=lambda cure: cure.plan.settings.max_model_len < least)
+    knobs = list(fit_knobs(short, is_new=True))
+    cures = fixes(short, knobs=knobs)
+    cures += (cure for cure in quantized_fixes(short, knobs, cures) if cure.plan.settings.max_model_len >= least)
+    return sorted(cures, key=lambda cure: (cure.plan.settings.max_model_len < least, cure.cost))
+
+
+def quantized_fixes(short: Plan, knobs: Sequence[Knob], others: Sequence[FlagCure]) -> list[FlagCure]:
+    """Smaller weights that are not enough alone, with what else they take: for each number of GPUs the longest context,
+    if no other fix has it on as few.
+    """
+    candidates = []
+    for change in quantized_weights(short.request).changes:
+        base = changed_plan(short.request, [change])
+        if base is not None and not base.fits and base.slots is None:
+            for cure in fixes(base, knobs=quantized_knobs(base)):
+                changes = (change, *cure.changes)
+                candidates.append(FlagCure(changes, levels_of(changes, knobs), cure.plan))
+    rivals = [other for other in others if other.plan.request.gpu == short.request.gpu]
+    for cure in sorted(candidates, key=lambda cure: (cure.size, cure.cost)):
+        if not any(reaches(other, cure) for other in rivals):
+            rivals.append(cure)
+    return [cure for cure in rivals if cure not in others]
+
+
+def quantized_knobs(short: Plan) -> Iterator[Knob]:
+    """What a quantized checkpoint may lack on the same kind of GPU; a shorter context with fewer sequences, too."""
+    args = short.request.args
+    yield from start_knobs(short)
+    yield Knob([]) if abilities_of(short.request.release.engine).keeps_share else smaller_needs(args)
+    if args.max_model_len != "auto":
+        yield shorter_context(short.settings.max_model_len)
+    yield fp8_cache(args)
+    yield more_ranks(short.request)
+
+
+def levels_of(changes: Iterable[FlagChange], knobs: Sequence[Knob]) -> Levels:
+    """The level of each knob after some changes."""
+    flags = {change.flag for change in changes}
+    return tuple(next((n for n in range(1, len(k.changes) + 1) if k.changes[n - 1].flag in flags), 0) for k in knobs)
+
+
+def reaches(cure: FlagCure, other: FlagCure) -> bool:
+    """True if it has as long a context as another fix, on no more GPUs."""
+    return all(own <= limit for own, limit in zip(cure.size, other.size, strict=True))
 
 
 # --- meeting several needs at once ------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from math import floor
 from typing import Any, Final, NoReturn
 
 from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.units import plural
+from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.advise import is_supported, supported_changes
 from kvplan.planning.plan import Plan, Request, lack_text, plan
 from kvplan.servers.base import server_of, terms_of
@@ -22,12 +24,22 @@ MOST_SERVERS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """GPUs of one kind, and dollars per hour of one (0: prices are not given)."""
+
+    gpu: GpuSpec
+    count: int
+    dollars: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Tenant:
-    """A server on the shared GPU, and its minimum number of users."""
+    """A server on the shared GPU, and its minimum number of users; is_split: its flags state its ranks."""
 
     name: str
     request: Request
     users: int = 1
+    is_split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +82,22 @@ def pack(tenants: Sequence[Tenant], in_use: int, rest: str | None = None) -> Pac
     Raises UsageError if the servers are not on the same GPU or ranks, or if one is too large for it.
     """
     check(tenants, rest)
+    packing = least(tenants, in_use)
+    return grown(packing, rest or tenants[0].name) if packing.fits else packing
+
+
+def least(tenants: Sequence[Tenant], in_use: int) -> Packing:
+    """The packing before the rest of the memory is given away."""
     total = tenants[0].request.gpu.total_memory
     alone = [smallest(tenant, 0) or too_large(tenant) for tenant in tenants]
-    least = Packing(tuple(alone), total, in_use, fits=False)  # next to others, no server needs less
-    if least.left < 0:
-        return least
+    missing = Packing(tuple(alone), total, in_use, fits=False)  # next to others, no server needs less
+    if missing.left < 0:
+        return missing
     for order in islice(permutations(tenants), MOST_ORDERS):
         started = start_all(order, in_use)
         if started is not None:
-            return grown(Packing(tuple(started), total, in_use, fits=True), rest or tenants[0].name)
-    return least
+            return Packing(tuple(started), total, in_use, fits=True)
+    return missing
 
 
 def too_large(tenant: Tenant) -> NoReturn:
@@ -89,20 +107,22 @@ def too_large(tenant: Tenant) -> NoReturn:
         changes = " ".join(change.flag_of(engine_of(tenant)) for change in supported_changes(the_plan))
         remedy = f"use {changes}" if changes else "change it, or use another GPU or model"
         raise UsageError(f"{tenant.name} on {gpu}", lack_text(the_plan), remedy)
-    users = f"{tenant.users:,} user{'s' if tenant.users > 1 else ''}"
     remedy = "use fewer users, a shorter context or a larger GPU"
-    raise UsageError(tenant.name, f"cannot serve {users} on {gpu} even alone", remedy)
+    raise UsageError(tenant.name, f"cannot serve {plural(tenant.users, 'user')} on {gpu} even alone", remedy)
 
 
-def check(tenants: Sequence[Tenant], rest: str | None) -> None:
-    if not 1 <= len(tenants) <= MOST_SERVERS:
-        raise UsageError("servers", f"there are {len(tenants)}", f"name 1 to {MOST_SERVERS}")
-    names = [tenant.name for tenant in tenants]
+def check_names(names: Sequence[str], rest: str | None) -> None:
+    if not 1 <= len(names) <= MOST_SERVERS:
+        raise UsageError("servers", f"there are {len(names)}", f"name 1 to {MOST_SERVERS}")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"server {twice}", "is named twice", "give each a unique name")
     if rest is not None and rest not in names:
         raise UsageError(f"--rest {rest}", "no such server", f"use one of {', '.join(names)}")
+
+
+def check(tenants: Sequence[Tenant], rest: str | None) -> None:
+    check_names([tenant.name for tenant in tenants], rest)
     first = tenants[0].request
     for tenant in tenants:
         if tenant.request.gpu != first.gpu:
@@ -120,8 +140,7 @@ def check(tenants: Sequence[Tenant], rest: str | None) -> None:
 
 
 def ranks(request: Request) -> int:
-    args = request.args
-    return args.num_gpus
+    return request.args.num_gpus
 
 
 # --- one start after another ------------------------------------------------------------------------------------------

@@ -351,12 +351,12 @@ Chart = tuple[str, dict[str, str], str, float | None]
 
 def charts(limits: Limits) -> Iterator[Chart]:
     """Title, expression by legend, unit, and the plan's limit."""
-    shown = [
+    levels = [
         ("KV cache in use", "kv_usage", "percentunit", limits.usage),
         ("Running requests", "running", "short", limits.running),
         ("Waiting requests", "waiting", "short", limits.running),
     ]
-    for title, figure, unit, limit in shown:
+    for title, figure, unit, limit in levels:
         if has(limits, figure):
             yield title, {"{{instance}}": series(limits, figure)}, unit, limit
     rates = {"preemptions": "Preemptions a second", "generation_tokens": "Output tokens a second"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
-from kvplan.core.units import format_gib
+from kvplan.core.units import format_gib, plural
 from kvplan.planning.pack import Packing, Started, ranks
 from kvplan.planning.plan import serve_command
 from kvplan.report.lines import COMMAND, Part, line
@@ -29,8 +29,7 @@ def where(packing: Packing) -> str:
 
 
 def first_line(packing: Packing) -> str:
-    count = len(packing.started)
-    servers = f"{count} server{'s' if count > 1 else ''}"
+    servers = plural(len(packing.started), "server")
     if not packing.fits:
         needed = packing.total - packing.left - packing.in_use
         missing = f"{format_gib(-packing.left)} too much" if packing.left < 0 else "and no start order works"
@@ -103,8 +102,8 @@ def pack_table(packing: Packing) -> Table:
     return Table.of((*document["servers"][0], "fits", "left"), rows)
 
 
-def pack_document(packing: Packing) -> PackDocument:
-    """Build kvplan/pack@1."""
+def pack_document(packing: Packing, first: int = 0, variable: str = "") -> PackDocument:
+    """Build kvplan/pack@1; ports count from `first`, and a variable precedes each command."""
     return {
         "schema": "kvplan/pack@1",
         "fits": packing.fits,
@@ -113,11 +112,14 @@ def pack_document(packing: Packing) -> PackDocument:
         "total": packing.total,
         "in_use": packing.in_use,
         "left": packing.left,
-        "servers": [_server(server, number, packing) for number, server in enumerate(packing.started)],
+        "servers": [
+            _server(server, packing, variable + command(server, number))
+            for number, server in enumerate(packing.started, first)
+        ],
     }
 
 
-def _server(server: Started, number: int, packing: Packing) -> PackedServer:
+def _server(server: Started, packing: Packing, text: str) -> PackedServer:
     the_plan = server.plan
     return {
         "name": server.tenant.name,
@@ -133,5 +135,5 @@ def _server(server: Started, number: int, packing: Packing) -> PackedServer:
         "users_needed": server.tenant.users,
         "users": users(server),
         "users_low": users_low(server),
-        "command": command(server, number),
+        "command": text,
     }

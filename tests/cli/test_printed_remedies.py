@@ -81,6 +81,10 @@ SHORT = [
     "estimate llama-3.1-70b --gpu 4xl40s --dp 2 --ctx 8k",
     "estimate llama-3.1-70b --gpu 2xl40s --gpu-memory 40GiB --ctx 8k",
     "estimate llama-3.1-70b --gpu 1xh100-80g --ctx 8k --engine sglang",
+    "estimate llama-3.1-70b --gpu a100-40g --ctx 8k",
+    "estimate llama-3.1-70b --gpu 1xl40s --ctx 32k --engine sglang",
+    "estimate qwen3-32b --gpu rtx-4090 --ctx 32k",
+    "estimate qwen3-14b --gpu rtx-3060 --ctx 8k",
     "estimate deepseek-v3 --gpu 8xl40s --dp 8 --tp 8 --engine-arg enable_dp_attention=true --engine sglang --ctx 8k",
 ]
 FIX = re.compile(r"  (--.+?)  +[\d,]+ (?:to [\d,]+ )?users? at")
@@ -97,3 +101,11 @@ def test_what_would_make_it_fit_does(run: Run, command: str) -> None:
         answer = run(*followed(command, " ".join([*without, flags])), "-q", "--format", "json").json
         assert answer["fits"], flags
         assert f"{answer['concurrency']['users']:,} user" in text
+
+
+def test_a_quantized_checkpoint_saves_gpus_where_it_is_not_enough_alone(run: Run) -> None:
+    # On the Hub the AWQ checkpoint has 39.77 GB of weights, the original 141.1 GB; a GPU of 42.3 GB at 0.92 has 38.9 GB.
+    fixes = run(*"estimate llama-3.1-70b --gpu a100-40g --ctx 8k -q --format json".split()).json["fixes"]
+    assert fixes[0]["flag"] == "--quantization awq --tensor-parallel-size 2"
+    assert fixes[0]["model"] == "llama-3.1-70b-awq"
+    assert min(fix["num_gpus"] for fix in fixes if (fix["gpu"], fix["model"]) == ("a100-40g", "llama-3.1-70b")) > 3

@@ -49,6 +49,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pack": (
         ("pack", "--gpu", "l40s", "--server", "qwen3-8b --max-model-len 16384", "--server", "qwen3-0.6b"),
     ),
+    "packs": (
+        ("pack", "qwen3-8b", "qwen3-0.6b", "--gpu", "2xl40s"),
+        ("pack", "qwen3-32b", "qwen3-8b", "--gpu", "l40s,h100-80g", "--prices", "l40s=1,h100-80g=3"),
+    ),
     "preflight": (
         ("preflight", "vllm serve Qwen/Qwen3-8B --max-model-len 8192", "--gpu", "l40s"),
         ("preflight", "vllm serve meta-llama/Llama-3.1-70B-Instruct", "--gpu", "l40s"),

@@ -182,7 +182,7 @@ def test_a_policy_is_packed_as_its_rules_ask(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "POLICY or --server: one of the two is required"),
+        ((), "MODEL, POLICY or --server: missing"),
         (("--server", "qwen3-8b"), "--gpu: missing"),
         (("--gpu", "l40s", "--server", "qwen3-8b --users x"), "--users"),
         (("--gpu", "l40s", "--server", "qwen3-8b 'x"), "cannot be split into words"),
