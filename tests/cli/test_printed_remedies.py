@@ -104,8 +104,9 @@ def test_what_would_make_it_fit_does(run: Run, command: str) -> None:
 
 
 def test_a_quantized_checkpoint_saves_gpus_where_it_is_not_enough_alone(run: Run) -> None:
-    # On the Hub the AWQ checkpoint has 39.77 GB of weights, the original 141.1 GB; a GPU of 42.3 GB at 0.92 has 38.9 GB.
-    fixes = run(*"estimate llama-3.1-70b --gpu a100-40g --ctx 8k -q --format json".split()).json["fixes"]
+    # On the Hub the AWQ checkpoint has 39.77 GB of weights, the original 141.1 GB; 0.92 of 42.3 GB are 38.9 GB.
+    words = ("estimate", "llama-3.1-70b", "--gpu", "a100-40g", "--ctx", "8k", "-q", "--format", "json")
+    fixes = run(*words).json["fixes"]
     assert fixes[0]["flag"] == "--quantization awq --tensor-parallel-size 2"
     assert fixes[0]["model"] == "llama-3.1-70b-awq"
     assert min(fix["num_gpus"] for fix in fixes if (fix["gpu"], fix["model"]) == ("a100-40g", "llama-3.1-70b")) > 3

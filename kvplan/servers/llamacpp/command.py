@@ -103,7 +103,7 @@ def parse(words: list[str]) -> ServeCommand:
             elif name == "hf_repo":
                 repository = literal(_only(value, word), "the repository")
             elif name in BESIDE:
-                files[BESIDE[name]] = literal(_only(value, word), "a file beside the model")
+                files[BESIDE[name]] = literal(_only(value, word), "a file in addition to the model")
             elif name in ("lora", "lora_scaled"):
                 _add_adapters(command, literal(_only(value, word), "an adapter"), name == "lora_scaled")
             elif name == "device":
