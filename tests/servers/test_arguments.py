@@ -52,7 +52,7 @@ NOT_ALONE = (
     "eplb_window_size",
     "pp_layer_partition",
 )
-UNSPELLED = (("llamacpp", "quantization"), ("ollama", "quantization"))  # the name of a file
+UNSPELLED = (("llamacpp", "quantization"), ("llamacpp", "draft_quant"), ("ollama", "quantization"))  # names of files
 
 
 def text_of(name: str) -> str:

@@ -586,6 +586,7 @@ OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "num_speculative_tokens": ("--speculative-num-steps",),
     "cuda_graph_max_bs": ("--cuda-graph-max-bs-decode",),
     "gpu_layers": ("--num-gpu",),
+    "draft_gpu_layers": ("--spec-draft-ngl",),
     "cache_type_k": ("--kv-cache-type",),
     "flash_attn": ("--flash-attention",),
 }
