@@ -583,7 +583,7 @@ OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "max_loras": ("--max-loras-per-batch",),
     "max_cpu_loras": ("--max-loaded-loras",),
     "enable_moe_shared_loras": ("--experts-shared-outer-loras",),
-    "num_speculative_tokens": ("--speculative-num-steps",),
+    "num_speculative_tokens": ("--speculative-num-steps", "--spec-draft-n-max"),
     "cuda_graph_max_bs": ("--cuda-graph-max-bs-decode",),
     "gpu_layers": ("--num-gpu",),
     "draft_gpu_layers": ("--spec-draft-ngl",),
