@@ -574,9 +574,8 @@ def test_a_backends_workspace_is_named_by_plans_and_documents() -> None:
     triton, b12x = (
         plan(Request(spec, card, replace(args, moe_backend=name), release)) for name in ("triton", "flashinfer_b12x")
     )
-    pairs = [(plan_side(triton), plan_side(b12x))]
-    pairs.append(tuple(document_sides(plan_document(side), "x.json")[0] for side in (triton, b12x)))
-    for pair in pairs:
+    old, new = (document_sides(plan_document(side), "x.json")[0] for side in (triton, b12x))
+    for pair in ((plan_side(triton), plan_side(b12x)), (old, new)):
         sentences = explanation(compare(*pair))
         assert any(text.startswith("buffers of NEW (") and "48 layers x" in text for text in sentences)
         assert any(text.startswith("buffers of OLD (") and "experts x" in text for text in sentences)
