@@ -121,9 +121,14 @@ def loaded(name: str) -> Any:
     return getattr(import_module(f"kvplan.cli.{module}"), attribute)
 
 
+def options_of(name: str, entry: Entry) -> Any:
+    """Import the class of a command's options."""
+    return loaded(f"{entry.options}.{name.title()}Options")
+
+
 def command(name: str, entry: Entry) -> Callable[..., int]:
     """Build a function whose parameters are the fields of a dataclass, for typer."""
-    options = loaded(f"{entry.options}.{name.title()}Options")
+    options = options_of(name, entry)
 
     def run_command(**values: Any) -> int:
         output.say_reading()

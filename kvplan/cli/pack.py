@@ -31,8 +31,8 @@ def pack_command(options: PackOptions) -> int:
     """Pack the servers and return the exit code: 0, or with --exit-code 1 if they do not all start."""
     in_use = 0 if options.memory_in_use is None else parse_size(options.memory_in_use, "--memory-in-use", least=0)
     with output.report_files(options.report or [], force=options.force) as reports:
-        fits, given = packed(options, in_use)
-        output.answer(given, options.format, options.color, reports)
+        fits, answer = packed(options, in_use)
+        output.answer(answer, options.format, options.color, reports)
     return int(options.exit_code and not fits)
 
 

@@ -33,8 +33,9 @@ EVIDENCE_ID: Final = "measured"  # target of findings about the measurement itse
 READING_SWITCHES: Final = ("assume_dense", "text_only")  # options for reading the model's config
 # Keys that describe a target's server: the options of `kvplan estimate` by their long names.
 ENGINE_KEYS: Final = (
-    "model", "revision", *READING_SWITCHES, "gpu", "gpu_memory", "memory_in_use", "engine", "engine_arg",
-    "weights_bytes", "calibration", "draft_model", "speculative_config", "enable_lora", *ARGUMENTS, *LENGTH_KEYS,
+    "model", "revision", "reader", *READING_SWITCHES, "gpu", "gpu_memory", "host_bandwidth", "memory_in_use", "engine",
+    "engine_arg", "weights_bytes", "calibration", "draft_model", "speculative_config", "enable_lora", *ARGUMENTS,
+    *LENGTH_KEYS,
 )  # fmt: skip
 TARGET_KEYS: Final = ("id", "command", "manifest", "container", *ENGINE_KEYS, "workload", "rules", "severity")
 DEFAULT_KEYS: Final = (*ENGINE_KEYS, "workload", "rules")

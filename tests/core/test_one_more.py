@@ -98,7 +98,7 @@ def test_one_more_format_is_written_by_every_command(names: tuple[str, ...], tmp
 
 def test_every_command_that_has_these_formats_is_asked() -> None:
     named = {**app.COMMANDS, **{f"trace {name}": entry for name, entry in app.TRACE.items()}}
-    own = {name: fields(app.loaded(entry.options)) for name, entry in named.items()}
+    own = {name: fields(app.options_of(name.removeprefix("trace "), entry)) for name, entry in named.items()}
     answering = {" ".join(argv[: 2 if argv[0] == "trace" else 1]) for argv in ANSWERING.values()}
     formatting = {name for name, options in own.items() if Format in {option.type for option in options}}
     assert formatting - ELSEWHERE == answering - ELSEWHERE

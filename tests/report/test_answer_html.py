@@ -32,7 +32,7 @@ COMMANDS = {
     "diff": (("diff", "qwen3-8b", "qwen3-8b-fp8", "--gpu", "l40s", "--ctx", "8k"), "26 users instead of 21: "),
     "why": (("why", "examples/vllm-did-not-start.log", "--gpu", "a100-80g"), "vLLM"),
     "reconcile": (("reconcile", "reports/cpu-2core"), "on cpu: predicted against measured, the weights are exact"),
-    "log": (("reconcile", "--log", "examples/vllm-0.10.log", "--gpu", "a100-80g"), "KV cache: predicted 10.78 GiB"),
+    "log": (("reconcile", "--log", "examples/vllm-0.10.log", "--gpu", "a100-80g"), "KV cache: predicted 10.79 GiB"),
     "check": (("check", "examples/kvplan.policy.yaml", "--today", "2026-11-22"), "failed"),
     "gpus": (("gpus",), " gpus"),
     "timed": (("recommend", "qwen3-8b", "--rate", "4", "--ctx", "8k", "--profile", "sharegpt", "--slo", "ttft.p90=2s",

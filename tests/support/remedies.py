@@ -355,8 +355,8 @@ CASES = [
     Case(f"tune {LLAMA} --ctx 8k --tier host=4GiB@20GB/s {LOAD} --slo ttft.p90=2s", "remove it", ("-tier",)),
     Case(
         "pack --server 'qwen3-8b --max-model-len 16384 --users 4'",
-        "name the GPU that they share: l40s (`kvplan gpus` lists them)",
-        ("--gpu l40s", "gpus"),
+        "name the GPUs: l40s, or 2xl40s,h100-80g (`kvplan gpus` lists them)",
+        ("--gpu l40s", "--gpu 2xl40s,h100-80g", "gpus"),
     ),
     Case(
         "pack --server '' --gpu l40s",
