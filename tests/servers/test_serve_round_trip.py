@@ -158,7 +158,7 @@ def printed_flags(server: str) -> list[str]:
 VLLM_FLAGS, SGLANG_FLAGS = printed_flags("vllm"), printed_flags("sglang")
 # Values as the servers take them; every other flag with a value takes a whole number, and the rest are switches.
 VALUES = {
-    "--runner": "pooling", "--convert": "embed",
+    "--engram-config": '{"cpu_offload": false}', "--runner": "pooling", "--convert": "embed",
     "--gpu-memory-utilization": "0.5", "--mem-fraction-static": "0.5", "--swa-full-tokens-ratio": "0.5",
     "--mamba-full-memory-ratio": "0.5", "--kv-offloading-size": "1.5", "--kv-cache-memory-bytes": "8589934592",
     "--dtype": "float16", "--quantization": "fp8", "--mamba-ssm-cache-dtype": "float32", "--mamba-ssm-dtype": "float32",

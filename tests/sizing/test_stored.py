@@ -23,7 +23,7 @@ MODELS = {
     "deepseek_v3": COMMON | {
         "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
         "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 8,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 8, "topk_method": "noaux_tc",
     },
 }  # fmt: skip
 

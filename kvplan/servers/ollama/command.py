@@ -5,6 +5,7 @@ Source: Ollama fb30760 cmd/cmd.go, parser/parser.go, envconfig/config.go.
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Final
 
 from kvplan.core.errors import UsageError
@@ -43,7 +44,7 @@ variables: Mapping[str, Variable] = {
 
 def start(words: list[str]) -> Started | None:
     """`ollama run MODEL`, `ollama serve`, or its image, which serves; None if a command does not start it."""
-    for index, (word, following) in enumerate(zip(words, [*words[1:], ""], strict=True)):
+    for index, (word, following) in enumerate(pairwise([*words, ""])):
         if word.rpartition("/")[2] in ("ollama", "ollama.exe") and following in ("run", "serve", "start"):
             return Started(words[index + 2 :])
         if IMAGE.fullmatch(word) and "run" in words[:index]:
