@@ -126,6 +126,7 @@ TARGET: Final = keys(
     command=TEXT,
     manifest=TEXT,
     container=TEXT,
+    served_model_name=TEXT,
     **ENGINE,
     workload=WORKLOAD,
     rules=RULE_TABLE,

@@ -37,7 +37,9 @@ ENGINE_KEYS: Final = (
     "engine_arg", "weights_bytes", "calibration", "draft_model", "speculative_config", "enable_lora", *ARGUMENTS,
     *LENGTH_KEYS,
 )  # fmt: skip
-TARGET_KEYS: Final = ("id", "command", "manifest", "container", *ENGINE_KEYS, "workload", "rules", "severity")
+TARGET_KEYS: Final = (
+    "id", "command", "manifest", "container", "served_model_name", *ENGINE_KEYS, "workload", "rules", "severity",
+)  # fmt: skip
 DEFAULT_KEYS: Final = (*ENGINE_KEYS, "workload", "rules")
 TOP_KEYS: Final = ("version", "defaults", "targets", "baseline", "measured", "severity", "waivers", "allow_changes")
 WORKLOAD_KEYS: Final = ("profile", "trace", "rate", "tpot", "slo", *LENGTH_KEYS)
@@ -99,6 +101,7 @@ class Target:
     """A server to check. `own` and `defaults` are its engine keys: its own and those shared by all targets.
 
     manifest, container  the file whose container starts it, and that container's name if the file has several
+    served_model_name    the model's name for clients and in metrics; None: as the command says
     """
 
     id: str
@@ -111,6 +114,7 @@ class Target:
     severity: Mapping[str, Severity]
     manifest: Scalar | None = None
     container: Scalar | None = None
+    served_model_name: str | None = None
 
     def place(self, key: str) -> Mark:
         """Position of an engine key, else of the target."""
@@ -361,6 +365,7 @@ def _target(node: Node, defaults: _Defaults, place: Place) -> Target:
         command=_command(table.values.get("command"), f"{what}: command"),
         manifest=_manifest(table, what, place),
         container=_optional(table, "container", what),
+        served_model_name=None if (name := _optional(table, "served_model_name", what)) is None else name.text,
         workload=workload or defaults.workload,
         rules=(*own, *(rule for rule in defaults.rules if rule.name not in names)),
         severity=_severity(table.values.get("severity"), place.faults),

@@ -128,7 +128,9 @@ def limits_of(case: Case, largest: "Kept | str | None" = None) -> Limits | str:
 
 
 def served_name(case: Case) -> str:
-    """The model's name for clients: the command's --served-model-name, else the model as the server is given it."""
+    """The model's name for clients: the target's, the command's --served-model-name, else the model as it is given."""
+    if case.target.served_model_name is not None:
+        return case.target.served_model_name
     text = case.served.command if case.served is not None else ""
     if case.target.command is not None:
         text = case.target.command.text

@@ -79,7 +79,7 @@ def limited(result: CheckResult) -> list[Limits]:
         if other != limits.target:
             problem = f"both are served as {limits.model}, so their metrics cannot be told apart"
             raise UsageError(
-                f"targets {other} and {limits.target}", problem, "name one by --served-model-name in its command"
+                f"targets {other} and {limits.target}", problem, "give one a served_model_name"
             )
     return known
 

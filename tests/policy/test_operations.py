@@ -198,8 +198,17 @@ def test_two_targets_under_one_name_are_refused(tmp_path: Path, run: Run) -> Non
         POLICY.replace(' --served-model-name "agents-1"', "").replace("Llama-3.1-8B-Instruct", "Llama-3.1-8B")
     )
     problem = "both are served as meta-llama/Llama-3.1-8B, so their metrics cannot be told apart"
-    cure = "name one by --served-model-name in its command"
+    cure = "give one a served_model_name"
     assert refused(run("check", path, "--format", "keda")) == f"targets chat and short: {problem}; {cure}"
+
+
+def test_a_stated_name_tells_them_apart(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "kvplan.policy.yaml"
+    target = "  - {id: %s, model: llama-3.1-8b, gpu: l40s, max_model_len: 8k, rules: {fits: true}%s}\n"
+    path.write_text("version: 1\ntargets:\n" + target % ("a", "") + target % ("b", ", served_model_name: base"))
+    objects = [*yaml.safe_load_all(run("check", path, "--format", "keda").out)]
+    names = [re.findall('model_name="([^"]+)"', item["spec"]["triggers"][0]["metadata"]["query"]) for item in objects]
+    assert names == [["meta-llama/Llama-3.1-8B"] * 2, ["base"] * 2]
 
 
 def test_a_target_without_a_pool_is_named(tmp_path: Path, run: Run) -> None:
