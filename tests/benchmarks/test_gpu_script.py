@@ -668,6 +668,7 @@ def test_tests_that_have_passed_are_not_run_again(tmp_path: Path, monkeypatch: p
     (tmp_path / "test_two.py").write_text("def test_a(): pass\ndef test_b(): raise KeyboardInterrupt\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # this test's own
     pytest_here = ("-m", "pytest", "-p", "benchmarks.gpu_stages.passed", "-p", "no:cacheprovider", "-c", os.devnull)
     monkeypatch.setattr(checks, "PYTEST", (*pytest_here, "--rootdir", str(tmp_path)))
     monkeypatch.setattr(checks, "TESTS", ("test_two.py",))
