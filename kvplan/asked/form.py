@@ -184,6 +184,9 @@ PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", "
 def with_file(form: Form) -> Form:
     """The form, in which a file that stands for a model has a server's command, as if pasted."""
     name = form.text("model") or ""
+    if " " in name and "from_command" not in form.values and is_command(name):
+        origins = {**form.origins, "from_command": Origin("MODEL", "")}
+        return replace(form.changed(model=None, from_command=name), origins=origins)
     if name and "from_command" not in form.values and abilities_asked(form).file_types:
         form = with_named_file(form, name)
     looks_so = "." in name or name.lower().endswith(PASTED_FILES)
@@ -199,6 +202,13 @@ def with_file(form: Form) -> Form:
     return replace(
         form.changed(model=None, from_command=text), origins={**form.origins, "from_command": Origin(path, "")}
     )
+
+
+def is_command(name: str) -> bool:
+    """True if a model's name is the command that starts a server, in quotes."""
+    from kvplan.servers.base import program_words  # only where a name has spaces
+
+    return any(word in name for word in program_words()) and not exists(name)
 
 
 def with_named_file(form: Form, name: str) -> Form:

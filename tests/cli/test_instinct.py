@@ -123,3 +123,17 @@ def test_part_of_several_names_lists_them(run: Run) -> None:
 )
 def test_a_line_without_a_meaning_is_refused_as_before(run: Run, typed: str) -> None:
     assert run(*typed.split()).code == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve Qwen/Qwen3-8B --max-model-len 8192",
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --context-length 8192",
+        "ollama run qwen3:14b",
+    ],
+)
+def test_a_command_in_place_of_a_model_is_read_as_pasted(run: Run, command: str) -> None:
+    words = ("--gpu", "rtx-3090", "--format", "json")
+    pasted = run("estimate", "--from-command", command, *words).json
+    assert run("estimate", command, *words).json == pasted
