@@ -6,12 +6,12 @@ Each part is a stage of benchmarks/gpu.py and a process of its own; one that fai
 an H200 is expected to take, the start of an engine (10 to 20 s) included; nobody has measured them:
 
     decode       45  Llama-3.1-8B by batch and length, beside the memory's and the matrix units' limit
+    prefill      25  prompt tokens/s beside the matrix rate
     nano-vllm    45  nano-vllm's 256 requests on Qwen3-0.6B, with and without overlap scheduling, beside the same limit
-    generate     60  64 requests of 512 + 128 tokens against transformers, one by one and in static batches
     allocators   75  paged against contiguous in the same pool: requests/s, admitted, held and empty
+    generate     60  64 requests of 512 + 128 tokens against transformers, one by one and in static batches
     overhead     30  what the host adds to a step of 256 sequences, with and without overlap scheduling
     prefix       35  time to first token, first and later requests of a 900-token prefix
-    prefill      25  prompt tokens/s beside the matrix rate
 
 OUT gets, after each part, summary.json (which `python -m benchmarks.goals` reads), engine.csv, goals.md and the logs;
 at the end engine.svg. With --device cpu the models are tiny and the numbers say nothing about a GPU.
@@ -35,7 +35,7 @@ from benchmarks.gpu_stages.runner import SUMMARY, Result, Session, Stage, run_st
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import path_text, printable
 
-PARTS = ("decode", "nano-vllm", "generate", "allocators", "overhead", "prefix", "prefill")
+PARTS = ("decode", "prefill", "nano-vllm", "allocators", "generate", "overhead", "prefix")
 OWN_GOALS = (
     "decode-roofline", "nano-vllm", "transformers-single", "transformers-batch", "paged-contiguous", "paged-waste",
     "contiguous-waste", "prefix", "prefix-bound", "prefix-short", "prefix-short-bound", "nano-vllm-share",
