@@ -443,7 +443,7 @@ def test_a_part_that_fails_costs_its_own_rows(call: Call, tmp_path: Path) -> Non
     assert code == 1
     assert "exit code 1: RuntimeError: CUDA out of memory" in out
     rows = rows_of(tmp_path / "out")
-    assert [row["metric"] for row in rows] == ["fast", "speed", "speed", "speed", "late", "speed"]
+    assert [row["metric"] for row in rows] == ["fast", "speed", "speed", "speed", "speed", "late"]
     assert {(row["gpu"], row["commit"], row["n"]) for row in rows} == {("cpu", "c0ffee", "5")}
     assert err == "these are a CPU's times: they try the script and say nothing about a GPU\n"
     text = (tmp_path / "out" / "engine.svg").read_text()
@@ -499,7 +499,7 @@ def test_a_cpus_numbers_meet_no_goal(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
-        (["{tmp}/new", "--parts", "decode,nonsense"], 2, "--parts: 'nonsense' is none; there are decode, nano-vllm, "),
+        (["{tmp}/new", "--parts", "decode,nonsense"], 2, "--parts: 'nonsense' is none; there are decode, prefill, "),
         (["{tmp}/new", "--parts", ""], 2, "--parts: '' is none"),
         (["{tmp}/new", "--budget", "0"], 2, "--budget must be above 0 (0)"),
         (["{tmp}/new", "--budget", "nan"], 2, "--budget must be above 0 (nan)"),
