@@ -78,9 +78,7 @@ def limited(result: CheckResult) -> list[Limits]:
         other = names.setdefault((limits.metrics.prefix, limits.model), limits.target)
         if other != limits.target:
             problem = f"both are served as {limits.model}, so their metrics cannot be told apart"
-            raise UsageError(
-                f"targets {other} and {limits.target}", problem, "give one a served_model_name"
-            )
+            raise UsageError(f"targets {other} and {limits.target}", problem, "give one a served_model_name")
     return known
 
 

@@ -278,7 +278,7 @@ def test_every_argument_of_the_table_is_planted(server: str) -> None:
 @pytest.mark.parametrize(("server", "name"), CASES)
 def test_a_modeled_argument_is_taken_by_every_command(run: Run, tmp_path: Path, server: str, name: str) -> None:
     value, model, beside = PLANTED[server][name]
-    model = shutil.copy(TABLES, tmp_path) if model == TABLES else model  # beside the policy
+    model = str(shutil.copy(TABLES, str(tmp_path))) if model == TABLES else model  # beside the policy
     assert read_argument(name, value, name) != DEFAULTS[name]
     arguments = {**{other: text for other, text in beside.items() if other != name}, name: value}
     common = ["--gpu", "h100", "--engine", server]
