@@ -107,6 +107,8 @@ def offers_of(form: Form, goal: Goal, pace: Pace) -> tuple[Offers, Inputs]:
     if not results:
         raise errors[0]
     notes.warnings += [f"skipped: {error}" for error in errors]
+    if not _states_context(form):
+        notes.notes.append(f"no --ctx: {USUAL_CONTEXT:,} tokens for each user; add --ctx 32k for more")
     return Offers(users, _context(results[0].request), tuple(results)), notes
 
 
@@ -119,9 +121,12 @@ def machines(form: Form, goal: Goal) -> list[str]:
     return [name if split_count(name)[0] else f"{count}x{name}" for name in named]
 
 
+def _states_context(form: Form) -> bool:
+    return "max_model_len" in form.values or "from_command" in form.values
+
+
 def _read(form: Form) -> Asked:
-    stated = "max_model_len" in form.values or "from_command" in form.values
-    form = form if stated else form.changed(max_model_len=[str(USUAL_CONTEXT)])
+    form = form if _states_context(form) else form.changed(max_model_len=[str(USUAL_CONTEXT)])
     return replace(read_form(form), load=lambda context, spec: load_of(form, context, spec))
 
 
