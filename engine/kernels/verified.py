@@ -17,6 +17,7 @@ import torch
 # within 0.03 where both round to fp8 (tests/engine/test_kernels*.py); wrong ones miss by about 1.
 LIMIT: Final = 0.05
 DIFFERENT: Final = 0.05  # share of whole numbers (tokens, experts) that may differ: two may be equally good
+SAMPLING: Final = ("best_tokens", "draw", "nucleus_floors")  # their logits are in the dtype of a backend's for_sampling
 READ_ONLY_BYTES: Final = 32 << 20  # larger tensors are weights, which no function writes
 
 
@@ -42,14 +43,21 @@ class Verified(ModuleType):
         finally:
             for name in names:
                 self.__dict__[name] = getattr(self._plain if name in self.fallbacks else self._run, name)
+            if not self.fallbacks.keys().isdisjoint(SAMPLING):  # in plain torch's dtype, which every kernel reads
+                self.__dict__["for_sampling"] = self._plain.for_sampling
 
     def _compare(self, name: str, *args: Any, **options: Any) -> Any:
         run, plain = getattr(self._run, name), getattr(self._plain, name)
-        if name in self.fallbacks:
-            return plain(*args, **options)
         arguments = [*args, *options.values()]
         before, own = [_copy(value) for value in arguments], [_copy(value) for value in arguments]
-        expected = plain(*own[: len(args)], **dict(zip(options, own[len(args) :], strict=True)))
+        if name in SAMPLING:
+            own[0] = self._plain.for_sampling(own[0])
+        try:
+            expected = plain(*own[: len(args)], **dict(zip(options, own[len(args) :], strict=True)))
+        except Exception:  # plain torch has no answer to compare with, and could not stand in
+            return run(*args, **options)
+        if name in self.fallbacks:
+            return self._instead(arguments, own, expected)
         try:
             result = run(*args, **options)
             if torch.cuda.is_initialized():
@@ -60,6 +68,10 @@ class Verified(ModuleType):
         if why is None:
             return result
         self.fallbacks[name] = why
+        return self._instead(arguments, own, expected)
+
+    def _instead(self, arguments: list[Any], own: list[Any], expected: Any) -> Any:
+        """Plain torch's result, and what it wrote."""
         for value, copied in zip(arguments, own, strict=True):
             if isinstance(value, torch.Tensor) and value is not copied:
                 value.copy_(copied)

@@ -93,6 +93,22 @@ def test_a_backend_that_is_right_is_kept(monkeypatch: pytest.MonkeyPatch, family
     assert engine.runner.kernels.rms_norm is torch_backend.rms_norm
 
 
+def widened(name: str) -> Callable[..., Any]:
+    """A function of sampling that reads logits in the model's dtype, as a kernel does."""
+    return lambda logits, *args, **options: getattr(torch_backend, name)(logits.float(), *args, **options)
+
+
+@pytest.mark.parametrize("broken", [None, "draw", "nucleus_floors", "best_tokens"])
+def test_sampling_is_compared_in_each_backends_own_dtype(monkeypatch: pytest.MonkeyPatch, broken: str | None) -> None:
+    functions: dict[str, Any] = {name: widened(name) for name in ("best_tokens", "draw", "nucleus_floors")}
+    functions["for_sampling"] = lambda logits: logits
+    expected = tokens_of(engine_for("llama", dtype="bfloat16"))
+    with_backend(monkeypatch, **functions | ({} if broken is None else {broken: raises}))
+    engine = engine_for("llama", dtype="bfloat16")
+    assert list(engine.memory_report().fallbacks) == ([] if broken is None else [broken])
+    assert tokens_of(engine) == expected
+
+
 def test_a_step_compares_the_functions_of_attention_with_a_cache_that_is_not_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
