@@ -41,10 +41,17 @@ READ = "of a file of unknown origin: every value is looked at before it is used"
 ARGUMENTS = "of the servers' arguments, which the argument table reads and checks by name"
 JSON_OPTION = "of a JSON option, whose keys and values are checked by the type made of it"
 ANSWERS = "of an answer's own document, whose schema the tests check, by the names that it has there"
+FOREIGN = "of another program's document: promtool checks the rules and their tests, a test the dashboard"
 LEFT = {
     ("asked/call.py", "config_name"): READ,
     **{("report/answers.py", name): ANSWERS for name in ("holds", "placements", "cures", "rows", "names", "run")},
     ("report/run_record.py", "number"): READ,
+    ("report/atlas_site.py", "manifest"): READ,
+    ("report/offers_text.py", "rows"): ANSWERS,
+    ("cli/mcp.py", "answer"): ANSWERS,
+    ("cli/mcp.py", "words_of"): "of a tool's arguments, whose names are checked, and which its command reads",
+    ("report/operations.py", "tests_of"): FOREIGN,
+    ("report/operations.py", "grafana"): FOREIGN,
     ("measure/evidence.py", "_read"): READ,
     ("measure/evidence.py", "of_reconciliation"): READ,
     ("measure/evidence.py", "stated_error"): READ,

@@ -35,6 +35,7 @@ def stub() -> None:
 
     from engine import kernels
     from engine.kernels import configs
+    from engine.model_runner import ModelRunner
     from tests.support.compile_kernels import AbsentGpu
 
     torch.set_num_threads(1)
@@ -44,6 +45,7 @@ def stub() -> None:
     JITFunction.run = lambda *_args, **_options: None
     configs.num_processors = lambda device: NUM_PROCESSORS
     kernels.load = lambda backend, device_type: import_module(kernels.BACKENDS["triton"])
+    setattr(ModelRunner, "_compare_kernels", lambda _self: None)  # noqa: B010  # nothing is computed here
     torch.empty = zeroed(torch.empty)
     functional: Any = torch.nn.functional
     functional.linear = lambda x, weight, bias=None: x.new_empty(*x.shape[:-1], weight.shape[0])
@@ -92,8 +94,7 @@ def measured(name: str, context: int, tokens: int) -> dict[str, Any]:
         "gpu_memory_utilization": 0.9,
     }  # fmt: skip
     engine = EngineConfig(device="cpu", backend="triton", load_format="dummy", num_blocks=64, **options)
-    for name in ("_launch_every_variant", "_compare_kernels"):  # nothing is compiled here, and nothing computed
-        setattr(ModelRunner, name, lambda _self: None)
+    setattr(ModelRunner, "_launch_every_variant", lambda _self: None)  # noqa: B010  # nothing is compiled here
     runner = ModelRunner(spec, engine, NoWeights(), TensorParallel(), torch.device("cpu"), context, lambda _stage: None)
     inputs = EngineInputs(total=80 << 30, dtype="bfloat16", kv_cache_dtype="bfloat16", num_blocks=64, **options)
     step = runner._largest_step()
