@@ -17,8 +17,9 @@ from kvplan.planning.plan import Plan
 from kvplan.planning.sweep import portable_requests
 from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
-from kvplan.simulate.fleet import Autoscale, Fleet, Kind, Link, ReplicaFailure, Role
+from kvplan.simulate.fleet import Autoscale, Fleet, Kind, ReplicaFailure, Role
 from kvplan.simulate.fleet_result import fleet_result
+from kvplan.simulate.handover import Link
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.load import Load
 from kvplan.simulate.outcome import FleetAnswer, SimulationAnswer, Variant
