@@ -36,13 +36,14 @@ if TYPE_CHECKING:
     from kvplan.serve.faults import Faults
     from kvplan.serve.start import Start
     from kvplan.servers.words.arguments import EngineArgs
+    from kvplan.simulate.handover import Link
 
 LIBRARIES: Final = ("starlette", "uvicorn", "prometheus_client", "jinja2", "tokenizers")
 LEAST_QUEUED: Final = 1024
 MOST_SPEED: Final = 1e6
 OF_TWIN: Final = (
     "speed", "output_tokens", "efficiency", "tier", "replicas", "kv_events_config", "faults", "noise", "startup_time",
-    "clock",
+    "clock", "link",
 )  # fmt: skip
 MOST_REPLICAS: Final = 64
 MOST_PORT: Final = 65535
@@ -119,14 +120,10 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     from engine.directory import read_eos_token_ids
     from kvplan.planning.plan import plan
     from kvplan.serve.drafts import drafts_of
-    from kvplan.serve.kv_events import Publisher, events_config, require_events
-    from kvplan.serve.start import Start, cache_config
     from kvplan.serve.text import tokenizer_of
-    from kvplan.serve.twin import Twin, VirtualClock, WallClock, unix_time
-    from kvplan.serve.worker import Hooks, do_nothing
     from kvplan.servers.bundled.log_wordings import simulated_line
     from kvplan.simulate.question import shares_of, tiers_of
-    from kvplan.simulate.setup import check, timed_tiers
+    from kvplan.simulate.setup import check
     from kvplan.simulate.steptime import step_time
 
     drafts = None if options.speculative_config is None else drafts_of(options.speculative_config)
@@ -137,7 +134,7 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     output.say(inputs, quiet=options.quiet)
     the_plan = plan(request)
     specs = tiers_of(options.tier or ())
-    check(the_plan, specs, drafts=drafts is not None)
+    check(the_plan, specs, drafts=drafts is not None, hands_over=True)
     if specs and drafts is not None:
         raise UsageError("--tier", "a draft's KV is not kept with the model's", "remove --speculative-config")
     engine = the_plan.request.release.engine
@@ -167,20 +164,53 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     opening = simulated_line(the_plan.request.release.label, gpu.device_name, gpu.total_memory)
     log = [opening, *server_of(engine).outputs().logs.lines(the_plan)]
     vector_size = spec.hidden_size if pools(the_plan.request.args) else None
-    events, starts = events_config(options.kv_events_config), []
+    kept = (log, vector_size, modules, the_plan, times, tokenizer)
+    return list(twins(options, replicas, specs, settings, kept, are_ranks=are_ranks))
+
+
+def twins(
+    options: ServeOptions, replicas: int, specs: Any, settings: dict[str, Any], kept: tuple[Any, ...], *,
+    are_ranks: bool,
+) -> "Iterator[Start]":  # fmt: skip
+    """Starts of the servers in this process, each with a clock, a pool and ports of its own."""
+    from kvplan.serve.kv_events import Publisher, events_config, require_events
+    from kvplan.serve.start import Start, cache_config
+    from kvplan.serve.transfer import Transfer, transfer_config
+    from kvplan.serve.twin import Twin, VirtualClock, WallClock, unix_time
+    from kvplan.serve.worker import Hooks
+    from kvplan.simulate.setup import groups, timed_tiers
+
+    log, vector_size, modules, the_plan, times, tokenizer = kept
+    spec, link = the_plan.request.spec, None if options.link is None else link_of(options.link)
+    pairs = [transfer_config(the_plan, link, number, is_rank=are_ranks) for number in range(replicas)]
+    if pairs[0] is not None:
+        refuse_given(options, ("tier", "speculative_config"), "cannot be used with --kv-transfer-config", "remove it")
+        if vector_size is not None:
+            raise UsageError("--kv-transfer-config", "a pooling model hands nothing over", "remove it")
+    events = events_config(options.kv_events_config)
     if events is not None:
         require_events()
-    for number in range(replicas):
+    for number, pair in enumerate(pairs):
         clock = VirtualClock() if options.clock == "virtual" else WallClock()
         own, rank = dict(modules), number if are_ranks else 0
         publisher = None if events is None else Publisher(events, number, rank, unix_time(clock))
-        settings |= {"clock": clock, "adapters": own, "tiers": timed_tiers(the_plan, specs), "publisher": publisher}
+        tiers = timed_tiers(the_plan, specs) if pair is None else Transfer(the_plan, groups(the_plan), pair)
+        settings |= {"clock": clock, "adapters": own, "tiers": tiers, "publisher": publisher}
         backend = Twin(the_plan, times, tokenizer, **settings)
-        close = do_nothing if publisher is None else publisher.close
-        hooks = Hooks(backend.delay, close=close, now=clock.now, is_virtual=clock.is_virtual)
+        hooks = Hooks(backend.delay, close=backend.close, now=clock.now, is_virtual=clock.is_virtual)
+        if isinstance(tiers, Transfer):
+            hooks = replace(hooks, attach=tiers.attach_to, transfer=tiers.take_answer)
         facts = (cache_config(the_plan), [] if number else log, spec.name, spec.vocab_size, hooks, own)
-        starts.append(Start(backend, *facts, backend.tiers, tuple(log), vector_size, backend.lag, rank))
-    return starts
+        yield Start(backend, *facts, backend.tiers, tuple(log), vector_size, backend.lag, rank)
+
+
+def link_of(text: str) -> "Link":
+    """Parse --link: `50GB/s`, or with a latency `50GB/s,2ms`."""
+    from kvplan.cli.fleet import parse_link
+    from kvplan.simulate.handover import Link
+
+    speed, comma, latency = text.partition(",")
+    return Link(parse_link(speed), parse_duration(latency, "--link") if comma else 0.0)
 
 
 def pools(args: "EngineArgs") -> bool:
@@ -543,6 +573,7 @@ def served_of(front: Front, start: "Start") -> "ServedModel":
     from kvplan.serve.app import ServedModel
     from kvplan.serve.fields import Door
     from kvplan.serve.generation import Limits
+    from kvplan.serve.worker import NO_HOOKS
 
     usual = max(LEAST_QUEUED, 4 * start.backend.scheduler.config.max_num_seqs)
     return ServedModel(
@@ -555,6 +586,7 @@ def served_of(front: Front, start: "Start") -> "ServedModel":
         adapters=start.adapters,
         request_timeout_s=front.timeout_s,
         vector_size=start.vector_size,
+        hands_over=start.hooks.transfer is not NO_HOOKS.transfer,
         door=Door(start.lag is not None, front.is_strict, lambda line: say_log([line])),
         faults=front.faults,
     )

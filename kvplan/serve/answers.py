@@ -24,6 +24,7 @@ class Choice:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: Sequence[Any] = ()
+    transfer: dict[str, Any] | None = None
 
     def take(self, piece: Piece) -> None:
         self.text += piece.text
@@ -34,12 +35,13 @@ class Choice:
             self.logprobs.append(piece.logprobs)
         if piece.finish is not None:
             self.reason, self.stop_reason = piece.finish.reason, piece.finish.stop_reason
+            self.transfer = piece.finish.transfer
 
 
 def usage(jobs: Sequence[Job], choices: Sequence[Choice]) -> dict[str, Any]:
     """Return the usage object: prompt tokens, each prompt counted once, and tokens of all completions."""
     prompts = {id(job.prompt): len(job.prompt) for job in jobs}
-    cached = {id(job.prompt): choice.num_cached_tokens for job, choice in zip(jobs, choices, strict=True)}
+    cached = {id(job.prompt): _cached(job, choice) for job, choice in zip(jobs, choices, strict=True)}
     prompt, answer = sum(prompts.values()), sum(len(choice.token_ids) for choice in choices)
     return {
         "prompt_tokens": prompt,
@@ -47,6 +49,13 @@ def usage(jobs: Sequence[Job], choices: Sequence[Choice]) -> dict[str, Any]:
         "total_tokens": prompt + answer,
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
     }
+
+
+def _cached(job: Job, choice: Choice) -> int:
+    """Return cached tokens of a prompt: of one that another server has computed, those that it states."""
+    transfer = (job.simulated and job.simulated.transfer) or {}
+    stated = transfer.get("remote_prefill_cached_tokens") if transfer.get("do_remote_prefill") else None
+    return stated if isinstance(stated, int) else choice.num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,8 @@ class Api:
                 choices[index].take(piece)
         if any(choice.reason is None for choice in choices):
             raise ClientDisconnect
-        return JSONResponse({"usage": usage(generation.jobs, choices), **shape.whole(head, choices)})
+        moved = {} if choices[0].transfer is None else {"kv_transfer_params": choices[0].transfer}
+        return JSONResponse({"usage": usage(generation.jobs, choices), **shape.whole(head, choices), **moved})
 
     async def _events(
         self, request: Request, generation: Generation, shape: ResponseShape, head: dict[str, Any]
@@ -226,6 +227,8 @@ class Api:
                             chunk = {**head, "choices": [part]}
                             if part is opening and shape.ids is not None:
                                 chunk["prompt_token_ids"] = shape.ids.prompts[0]
+                            if part is not opening and piece.finish is not None and choice.transfer is not None:
+                                chunk["kv_transfer_params"] = choice.transfer
                             if each_usage:
                                 chunk["usage"] = usage(generation.jobs, choices)
                             elif with_usage:

@@ -93,7 +93,7 @@ NOT_SERVED: Final = {
     "structured_outputs": Field("object", inert=({},), simulated=True),
     "response_format": Field("object", inert=({"type": "text"},), simulated=True),
     "prompt_logprobs": Field("integer", inert=(), minimum=0, maximum=MOST_LOGPROBS, simulated=True),
-    "kv_transfer_params": Field("object", inert=({},)),
+    "kv_transfer_params": Field("object", inert=({},), simulated=True),
     "use_beam_search": Field("boolean", inert=(False,)),
     "length_penalty": Field("number", inert=(1,)),
     "skip_special_tokens": Field("boolean", inert=(True,)),

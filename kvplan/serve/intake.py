@@ -48,6 +48,7 @@ class ServedModel:
     names     model names; responses and metrics use the first
     num_tokens  vocabulary size of the model
     faults    shares of requests that fail, of a simulated server
+    hands_over  it is one of a pair of servers that hand prompts over
     vector_size  of a pooling model's embeddings; None: it generates
     version   version of kvplan
     adapters  adapter name -> path; clients use the name in place of the model's
@@ -61,6 +62,7 @@ class ServedModel:
     limits: Limits
     template: ChatTemplate
     faults: Faults = field(default_factory=Faults)
+    hands_over: bool = False
     vector_size: int | None = None
     door: Door = field(default_factory=Door)
     api_keys: tuple[str, ...] = ()
@@ -265,12 +267,15 @@ class Intake:
             if self._served.door.is_strict:
                 raise ApiError(f"logit_bias: {problem}", param="logit_bias")
             self._served.door.note("logit_bias", f"accepted without effect; {problem}")
+        transfer = values["kv_transfer_params"]
+        if transfer and not self._served.hands_over:
+            self._served.door.note("kv_transfer_params", "accepted without effect; see --kv-transfer-config")
         if text is None:
             text = constrained_text(values["response_format"], values["structured_outputs"])
         answer = (
             None if text is None else tuple(encode(self._tokenizer, text, special=False, param="structured_outputs"))
         )
-        return Simulated(min_tokens, answer)
+        return Simulated(min_tokens, answer, transfer=transfer)
 
 
 def _refuse_long(length: int, limit: int, what: str, param: str) -> None:

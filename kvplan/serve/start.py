@@ -10,6 +10,7 @@ from kvplan.serve.worker import NO_HOOKS, Hooks
 
 if TYPE_CHECKING:
     from engine.tiers import Tiers
+    from kvplan.serve.transfer import Transfer
     from kvplan.serve.twin import Lag
 
 
@@ -31,7 +32,7 @@ class Start:
     num_tokens: int
     hooks: Hooks = NO_HOOKS
     adapters: dict[str, str] = field(default_factory=dict)
-    tiers: "Tiers[Any] | None" = None  # KV offloading tiers
+    tiers: "Tiers[Any] | Transfer | None" = None  # KV offloading tiers, or handovers
     whole_log: tuple[str, ...] = ()
     vector_size: int | None = None  # of a pooling model
     lag: "Lag | None" = None  # of a simulated server

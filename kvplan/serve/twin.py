@@ -27,6 +27,7 @@ from kvplan.serve.drafts import Drafts
 from kvplan.serve.jobs import Simulated
 from kvplan.serve.kv_events import EventLog, Publisher, check_groups
 from kvplan.serve.text import end_token_of
+from kvplan.serve.transfer import Transfer
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
 from kvplan.simulate.steptime import StepTime, attention_kinds
@@ -159,7 +160,7 @@ class Twin:
     output_tokens  length of a response that nothing else ends
     adapters       adapter name -> path: affects batching and prefix-cache hits
     drafts         speculative decoding: draft tokens and their acceptance
-    tiers          KV offloading tiers
+    tiers          KV offloading tiers, or what hands prompts over to other servers
     noise          standard deviation of the logarithm of step times, whose mean stays the plan's
     publisher      where KV events go; None: nowhere
     warn           takes a line for whoever runs the server
@@ -177,7 +178,7 @@ class Twin:
         clock: Clock | None = None,
         adapters: dict[str, str] | None = None,
         drafts: Drafts | None = None,
-        tiers: TimedTiers | None = None,
+        tiers: TimedTiers | Transfer | None = None,
         noise: float = 0.0,
         publisher: Publisher | None = None,
         warn: Callable[[str], None] = lambda line: None,
@@ -190,6 +191,9 @@ class Twin:
         self.clock, self.lag, self._noise, self._luck = clock or WallClock(), Lag(warn), noise, Random(0)
         self._adapters = {} if adapters is None else adapters
         self._lora_ids = {name: number for number, name in enumerate(self._adapters, 1)}
+        if isinstance(tiers, Transfer):
+            tiers.now, tiers.is_virtual = lambda: self.clock.now() * self._speed, isinstance(self.clock, VirtualClock)
+            tiers.fail = self._fail_alone
         self.publisher = publisher
         if publisher is not None:
             rules, drafts_rules = groups(plan), self.scheduler.extension(Drafting)
@@ -255,7 +259,12 @@ class Twin:
         if not self._eos and (script.ends or not params.ignore_eos):  # no end token exists
             length = len(script.words) if script.ends else max(self._output_tokens, script.min_tokens)
             seq.max_tokens = max(1, min(seq.max_tokens, length))
+        handover = self.tiers if isinstance(self.tiers, Transfer) else None
+        if handover is not None and simulated.transfer:
+            handover.check_params(simulated.transfer)
         self.scheduler.add(seq)
+        if handover is not None and simulated.transfer:
+            handover.expect(seq, simulated.transfer)
         request = Request(seq, params, on_token, self.tokenizer, min_tokens=script.min_tokens)
         self._requests[seq.request_id], self._scripts[seq.request_id] = request, script
         if params.prompt_logprobs is not None:
@@ -320,6 +329,19 @@ class Twin:
             self.scheduler.fail(request.seq.request_id, why)
             self._end(request)
 
+    def close(self) -> None:
+        """Close the ports of its events and handovers."""
+        if self.publisher is not None:
+            self.publisher.close()
+        if isinstance(self.tiers, Transfer):
+            self.tiers.shut()
+
+    def _fail_alone(self, request_id: str, why: str) -> None:
+        """End one request with an error."""
+        self.scheduler.fail(request_id, why)
+        if request_id in self._requests:
+            self._end(self._requests[request_id])
+
     def _run(self) -> None:
         batch = self.scheduler.schedule()
         begin = self.clock.now() if self.tiers is None else self._copy(self.tiers, batch)
@@ -343,13 +365,13 @@ class Twin:
         if self.tiers is not None:
             self.tiers.take_in_at(self.clock.now() * self._speed)
 
-    def _copy(self, tiers: TimedTiers, batch: Batch) -> float:
+    def _copy(self, tiers: TimedTiers | Transfer, batch: Batch) -> float:
         """Begin a step's copies; return the time at which the step may write."""
         return tiers.begin_at(self.clock.now() * self._speed, batch) / self._speed
 
-    def _next_copy(self, tiers: TimedTiers) -> float:
+    def _next_copy(self, tiers: TimedTiers | Transfer) -> float:
         """Return the end time of the next copy, at most REST_S from now, as requests may arrive before."""
-        now, end = self.clock.now(), tiers.host.next_end
+        now, end = self.clock.now(), tiers.next_end
         return now if end is None else min(now + REST_S, end / self._speed)
 
     def _take_in(self, flight: Flight) -> None:

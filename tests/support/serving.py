@@ -138,7 +138,8 @@ class Serving:
 
 def api_of(
     backend: Backend, config: dict[str, str] | None = None, *, limits: Limits | None = None,
-    template: ChatTemplate | None = None, strict: bool = False, hooks: Hooks | None = None, **changes: Any,
+    template: ChatTemplate | None = None, strict: bool = False, hooks: Hooks | None = None, tiers: Any = None,
+    **changes: Any,
 ) -> Api:  # fmt: skip
     """The application over a backend, whose thread does not run yet."""
     changes.setdefault("door", Door(is_simulated=isinstance(backend, Twin), is_strict=strict))
@@ -149,6 +150,7 @@ def api_of(
         backend.max_model_len,
         cache_config(planned()) if config is None else config,
         *features_of(backend.scheduler),
+        tiers,
     )
     hooks = hooks or (Hooks(backend.delay) if isinstance(backend, Twin) else Hooks())
     return Api(Worker(backend, metrics, hooks), served)
