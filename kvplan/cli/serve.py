@@ -21,7 +21,7 @@ from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_ratio, parse_tokens
-from kvplan.servers.base import abilities_of, server_of, terms_of
+from kvplan.servers.base import abilities_of, face_of, server_of, terms_of
 from kvplan.servers.words.argument_values import read_argument
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kvplan.serve.app import ServedModel
     from kvplan.serve.chat import ChatTemplate
     from kvplan.serve.drafts import Drafts
+    from kvplan.serve.metrics import ServerMetrics
     from kvplan.serve.faults import Faults
     from kvplan.serve.start import Start
     from kvplan.servers.words.arguments import EngineArgs
@@ -138,12 +139,9 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     if specs and drafts is not None:
         raise UsageError("--tier", "a draft's KV is not kept with the model's", "remove --speculative-config")
     engine = the_plan.request.release.engine
-    if abilities_of(engine).prompts_first is not None:
-        raise UsageError(
-            "serve --simulate",
-            f"supports only vLLM's routes, metrics and scheduler, not {terms_of(engine).title}'s",
-            "use --engine vllm, or `kvplan simulate`",
-        )
+    if face_of(engine) is not None:
+        beside = ("tier", "speculative_config", "kv_events_config", "lora_modules", "link")
+        refuse_given(options, beside, f"is not simulated with {terms_of(engine).title}'s scheduler", "remove it")
     spec = the_plan.request.spec
     directory = None if options.tokenizer is None else Path(options.tokenizer)
     count = None if options.output_tokens is None else parse_tokens(options.output_tokens, "--output-tokens")
@@ -201,7 +199,14 @@ def twins(
         if isinstance(tiers, Transfer):
             hooks = replace(hooks, attach=tiers.attach_to, transfer=tiers.take_answer)
         facts = (cache_config(the_plan), [] if number else log, spec.name, spec.vocab_size, hooks, own)
-        yield Start(backend, *facts, backend.tiers, tuple(log), vector_size, backend.lag, rank)
+        release = the_plan.request.release
+        yield Start(
+            backend, *facts, backend.tiers, tuple(log), vector_size, backend.lag, rank, face_of(release.engine),
+            {
+                "release": abilities_of(release.engine).prompts_first, "tokenizer": options.tokenizer,
+                "architecture": spec.architecture, "model_type": spec.model_type,
+            },
+        )  # fmt: skip
 
 
 def link_of(text: str) -> "Link":
@@ -503,7 +508,7 @@ def answer(front: Front, starts: "list[Start]") -> int:
     apis = []
     for start in starts:
         served = served_of(front, start)
-        metrics = ServerMetrics(
+        metrics = faced_metrics(start, served.names[0]) or ServerMetrics(
             served.names[0],
             start.backend.max_model_len,
             start.cache_config,
@@ -526,6 +531,15 @@ def answer(front: Front, starts: "list[Start]") -> int:
 
     serve(apis, front.listeners, front.drain_s, ready)
     return 0
+
+
+def faced_metrics(start: "Start", name: str) -> "ServerMetrics | None":
+    """The /metrics page of a server with a face."""
+    if start.face is None:
+        return None
+    from kvplan.serve.face_metrics import FaceMetrics
+
+    return FaceMetrics(start.face, name, start.backend.scheduler, start.hooks.now)
 
 
 def text_directory(options: ServeOptions) -> Path | None:
@@ -586,6 +600,8 @@ def served_of(front: Front, start: "Start") -> "ServedModel":
         adapters=start.adapters,
         request_timeout_s=front.timeout_s,
         vector_size=start.vector_size,
+        face=start.face,
+        info=start.info,
         hands_over=start.hooks.transfer is not NO_HOOKS.transfer,
         door=Door(start.lag is not None, front.is_strict, lambda line: say_log([line])),
         faults=front.faults,

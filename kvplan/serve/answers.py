@@ -38,6 +38,15 @@ class Choice:
             self.transfer = piece.finish.transfer
 
 
+def matched_stop(choice: Choice) -> int | str | None:
+    """Return the stop string or the token that ended a completion, the model's own end token included."""
+    if choice.reason != "stop":
+        return None
+    if choice.stop_reason is not None or not choice.token_ids:
+        return choice.stop_reason
+    return choice.token_ids[-1]
+
+
 def usage(jobs: Sequence[Job], choices: Sequence[Choice]) -> dict[str, Any]:
     """Return the usage object: prompt tokens, each prompt counted once, and tokens of all completions."""
     prompts = {id(job.prompt): len(job.prompt) for job in jobs}

@@ -210,13 +210,16 @@ def started(worker: Worker, limits: Limits, prepared: "Prepared", adapter: str |
     values = prepared.values
     check_admission(worker, limits, sum(map(len, prepared.params)))
     pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
-    name, jobs = f"{prepared.shape.prefix}-{uuid.uuid4().hex}", list[Job]()
+    name, jobs = values.get("rid") or f"{prepared.shape.prefix}-{uuid.uuid4().hex}".removeprefix("-"), list[Job]()
+    if f"{name}-0" in worker.jobs:
+        raise ApiError(f"Duplicate request ID detected: {name[:80]}")
     for prompt, params_of_prompt in zip(prepared.prompts, prepared.params, strict=True):
         group = Group(len(params_of_prompt))
         for params in params_of_prompt:
             index, priority, salt = len(jobs), values["priority"], values["cache_salt"]
             job = Job(f"{name}-{index}", prompt, params, pieces, index, group, priority, salt, adapter)
             job.simulated, job.times.arrived = prepared.simulated, worker.now()
+            job.streams = bool(values["stream"])
             jobs.append(job)
     for job in jobs:
         worker.submit(job)

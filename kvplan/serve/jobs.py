@@ -101,6 +101,7 @@ class Job:
     cache_salt: str | None = None
     adapter: str | None = None
     simulated: Simulated | None = None
+    streams: bool = False
     times: Timed = field(default_factory=Timed)
     request: Request | None = None  # the backend's request; used in its thread only
     delay: float = 0.0  # seconds between a token's step and its delivery to the client

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvplan.planning.plan import Plan
@@ -37,6 +38,8 @@ class Start:
     vector_size: int | None = None  # of a pooling model
     lag: "Lag | None" = None  # of a simulated server
     rank: int = 0  # the data-parallel one
+    face: ModuleType | None = None  # of a simulated server
+    info: dict[str, Any] = field(default_factory=dict)  # what the face says of the model
     fallbacks: Mapping[str, str] = field(default_factory=dict)  # what the engine's first rank does without, and why
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from engine.config import SamplingParams
 from engine.draft_rules import draft_rules
@@ -28,6 +28,7 @@ from kvplan.serve.jobs import Simulated
 from kvplan.serve.kv_events import EventLog, Publisher, check_groups
 from kvplan.serve.text import end_token_of
 from kvplan.serve.transfer import Transfer
+from kvplan.servers.base import abilities_of
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
 from kvplan.simulate.steptime import StepTime, attention_kinds
@@ -217,6 +218,11 @@ class Twin:
         self._ids = count(1)
 
     def _scheduler(self, config: SimulatedConfig, plan: Plan) -> Scheduler:
+        if abilities_of(plan.request.release.engine).prompts_first is not None:
+            from kvplan.serve.prompts_first import ServedPromptsFirst  # only with this scheduler
+            from kvplan.simulate.prompts_first_run import limits_of
+
+            return cast("Scheduler", ServedPromptsFirst(limits_of(plan)))  # has what a server calls
         if self.tiers is None and self._drafts is not None:
             rules = draft_rules(
                 self._drafts.method,

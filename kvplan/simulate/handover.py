@@ -108,9 +108,7 @@ class Handover(Loading):
         for group in groups:
             if not isinstance(group, FullGroup | WindowGroup):
                 kind = type(group).__name__[:-5].lower()
-                raise UnsupportedModelError(
-                    "handover", f"{kind} layers are not handed over in a simulation", "remove it"
-                )
+                raise UnsupportedModelError("--kv-transfer-config", f"{kind} layers are not simulated", "remove it")
         self.remote = Remote(groups)
         super().__init__(self.remote)
         self.kept: dict[str, Sequence] = {}

@@ -114,12 +114,8 @@ def test_the_fields_are_those_of_the_servers_own_code() -> None:
         again = producer.post(TEXT, prompt=prompt, max_tokens=1, kv_transfer_params=PREFILL)["kv_transfer_params"]
         several = producer.post(TEXT, prompt=prompt, max_tokens=4, kv_transfer_params=PREFILL)["kv_transfer_params"]
         chunks = producer.stream(TEXT, prompt=prompt, max_tokens=1, kv_transfer_params=PREFILL)
-        chat = producer.post(
-            "/v1/chat/completions",
-            messages=[{"role": "user", "content": "a"}],
-            max_tokens=1,
-            kv_transfer_params=PREFILL,
-        )
+        messages = [{"role": "user", "content": "a"}]
+        chat = producer.post("/v1/chat/completions", messages=messages, max_tokens=1, kv_transfer_params=PREFILL)
     own = {"remote_engine_id", "remote_request_id", "remote_port", "remote_block_ids", "remote_registration_generation"}
     assert list(ours) == list(theirs)
     assert {key: ours[key] for key in theirs.keys() - own} == {key: theirs[key] for key in theirs.keys() - own}
@@ -259,9 +255,10 @@ def test_params_that_name_no_server_are_refused() -> None:
     backend.close()
 
 
-@pytest.mark.parametrize(
-    "line", [b"", b"[]\n", b"7\n", b"{}\n", b"{\n", b"[" * 100_000, b'{"done": 7}\n', b'{"alive": 1}\n']
-)
+NONSENSE = (b"", b"[]\n", b"7\n", b"{}\n", b"{\n", b"[" * 100_000, b'{"done": 7}\n', b'{"alive": 1}\n')
+
+
+@pytest.mark.parametrize("line", NONSENSE)
 def test_nonsense_on_the_side_channel_changes_nothing(line: bytes) -> None:
     backend = a_twin("kv_producer")
     with socket.create_connection(("localhost", transfer_of(backend).config.port), 5) as connection:
