@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from kvplan.serve.app import ServedModel
     from kvplan.serve.chat import ChatTemplate
     from kvplan.serve.drafts import Drafts
-    from kvplan.serve.metrics import ServerMetrics
     from kvplan.serve.faults import Faults
+    from kvplan.serve.metrics import ServerMetrics
     from kvplan.serve.start import Start
     from kvplan.servers.words.arguments import EngineArgs
     from kvplan.simulate.handover import Link
@@ -137,7 +137,7 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     specs = tiers_of(options.tier or ())
     check(the_plan, specs, drafts=drafts is not None, hands_over=True)
     if specs and drafts is not None:
-        raise UsageError("--tier", "a draft's KV is not kept with the model's", "remove --speculative-config")
+        raise UsageError("--tier", "a draft's KV is not common with the model's", "remove --speculative-config")
     engine = the_plan.request.release.engine
     if face_of(engine) is not None:
         beside = ("tier", "speculative_config", "kv_events_config", "lora_modules", "link")
@@ -162,12 +162,12 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     opening = simulated_line(the_plan.request.release.label, gpu.device_name, gpu.total_memory)
     log = [opening, *server_of(engine).outputs().logs.lines(the_plan)]
     vector_size = spec.hidden_size if pools(the_plan.request.args) else None
-    kept = (log, vector_size, modules, the_plan, times, tokenizer)
-    return list(twins(options, replicas, specs, settings, kept, are_ranks=are_ranks))
+    common = (log, vector_size, modules, the_plan, times, tokenizer)
+    return list(twins(options, replicas, specs, settings, common, are_ranks=are_ranks))
 
 
 def twins(
-    options: ServeOptions, replicas: int, specs: Any, settings: dict[str, Any], kept: tuple[Any, ...], *,
+    options: ServeOptions, replicas: int, specs: Any, settings: dict[str, Any], common: tuple[Any, ...], *,
     are_ranks: bool,
 ) -> "Iterator[Start]":  # fmt: skip
     """Starts of the servers in this process, each with a clock, a pool and ports of its own."""
@@ -178,7 +178,7 @@ def twins(
     from kvplan.serve.worker import Hooks
     from kvplan.simulate.setup import groups, timed_tiers
 
-    log, vector_size, modules, the_plan, times, tokenizer = kept
+    log, vector_size, modules, the_plan, times, tokenizer = common
     spec, link = the_plan.request.spec, None if options.link is None else link_of(options.link)
     pairs = [transfer_config(the_plan, link, number, is_rank=are_ranks) for number in range(replicas)]
     if pairs[0] is not None:

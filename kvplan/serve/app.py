@@ -104,7 +104,11 @@ class Api:
         """Return the readers of requests that run in the backend, by path."""
         intake = self._intake
         if self.served.face is not None:
-            return {"/v1/completions": intake.completion, "/v1/chat/completions": intake.chat, "/generate": intake.native}
+            return {
+                "/v1/completions": intake.completion,
+                "/v1/chat/completions": intake.chat,
+                "/generate": intake.native,
+            }
         if self.served.vector_size is None:
             return {
                 "/v1/completions": intake.completion,

@@ -38,7 +38,7 @@ class FaceMetrics(ServerMetrics):
         self._gauges: dict[str, list[Any]] = {source: [] for _, source in face.GAUGES.values()}  # by what they show
         for name, (text, source) in face.GAUGES.items():
             self._gauges[source].append(self._family(Gauge, name, text, tuple(ranked)).labels(**ranked))
-        self._histograms = {
+        self._seconds = {
             name: self._family(
                 Histogram, name, text, (*self._labels, *(["is_streaming"] if splits else [])), buckets=buckets
             )
@@ -94,7 +94,7 @@ class FaceMetrics(ServerMetrics):
 
     def _observe(self, name: str, job: "Job", seconds: float) -> None:
         labels = {"is_streaming": STREAMS[job.streams]} if self._face.HISTOGRAMS[name][2] else {}
-        self._histograms[name].labels(**self._labels, **labels).observe(seconds)
+        self._seconds[name].labels(**self._labels, **labels).observe(seconds)
 
     def _count(self, name: str, label: str, value: float) -> None:
         labels = {self._face.COUNTERS[name][1]: label} if label else {}

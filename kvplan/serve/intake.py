@@ -118,7 +118,7 @@ class Intake:
     # --- in a thread --------------------------------------------------------------------------------------------
 
     def completion(self, data: bytes) -> Prepared:
-        values = read(parsed(data, self._context), COMPLETION, self._served.door)
+        values = read(self._openais(data), COMPLETION, self._served.door)
         model = self.model(values["model"])
         special = True if values["add_special_tokens"] is None else values["add_special_tokens"]
         is_cut = values["truncate_prompt_tokens"] is not None
@@ -139,7 +139,12 @@ class Intake:
         return self._prepared(model, values, prompts, answers, values["logprobs"], shape)
 
     def chat(self, data: bytes) -> Prepared:
-        return self.chat_of(read(parsed(data, self._context), CHAT, self._served.door))
+        return self.chat_of(read(self._openais(data), CHAT, self._served.door))
+
+    def _openais(self, data: bytes) -> dict[str, Any]:
+        """Return the body of a request in OpenAI's format, a face's own fields under our names."""
+        body = parsed(data, self._context)
+        return body if self._served.face is None else self._served.face.openais(body)
 
     def response(self, data: bytes) -> Prepared:
         body = parsed(data, self._context)

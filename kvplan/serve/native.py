@@ -151,8 +151,8 @@ class Native:
 
     def routes(self) -> dict[str, dict[str, Callable[[Request], Awaitable[Response]]]]:
         """Return the handlers by method and path; those of generation are the application's."""
-        informing = {path: self.model_info for path in ("/get_model_info", "/model_info")}
-        informing |= {path: self.server_info for path in ("/get_server_info", "/server_info")}
+        informing = dict.fromkeys(("/get_model_info", "/model_info"), self.model_info)
+        informing |= dict.fromkeys(("/get_server_info", "/server_info"), self.server_info)
         healthy = dict.fromkeys(("/health", "/health_generate", "/ready", "/ping"), self.health)
         return {
             "GET": {**informing, **healthy, "/": self.root, "/flush_cache": self.flush},

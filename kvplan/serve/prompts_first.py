@@ -49,6 +49,8 @@ class ServedPromptsFirst(PromptsFirst):
         live.is_done = seq.is_finished
 
     def update(self, batch: Batch, sampled: Mapping[str, Any]) -> list[Sequence]:
+        while self._in_flight and self._in_flight[0].batch is not batch:  # its requests were all aborted
+            self._in_flight.popleft()
         done = super().update(batch, sampled)
         for seq in done:
             self._forget(seq)

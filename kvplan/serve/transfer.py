@@ -216,7 +216,7 @@ class Transfer(Handover):
     def detain(self, seq: Sequence) -> bool:
         num_cached = self.hits.get(seq)
         is_kept = super().detain(seq)
-        if seq.request_id in self.kept and seq.request_id not in self._leases:
+        if seq.request_id in self.pinned and seq.request_id not in self._leases:
             self._leases[seq.request_id] = self.now() + self.config.lease_s
             self._answers[seq.request_id] = self._answer(seq)
             if seq.num_output_tokens == 1:  # the step of its first token, whose statistics have the hits
@@ -268,7 +268,7 @@ class Transfer(Handover):
             for source, alive in ids.values():
                 self._callers.submit(call, source, "alive", alive)
         self.look()
-        if self.kept and not (batch.num_tokens or self._moving or self.scheduler.running):
+        if self.pinned and not (batch.num_tokens or self._moving or self.scheduler.running):
             time.sleep(REST_S)
         return now
 

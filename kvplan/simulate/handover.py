@@ -100,7 +100,7 @@ class Remote:
 class Handover(Loading):
     """A scheduler's part in handing prompts over.
 
-    kept      sequences that have ended, whose blocks another server is to read, by request id
+    pinned    sequences that have ended, whose blocks another server is to read, by request id
     defers    blocks that a batch in flight may write are not given to loads: vLLM's for consumers
     """
 
@@ -111,7 +111,7 @@ class Handover(Loading):
                 raise UnsupportedModelError("--kv-transfer-config", f"{kind} layers are not simulated", "remove it")
         self.remote = Remote(groups)
         super().__init__(self.remote)
-        self.kept: dict[str, Sequence] = {}
+        self.pinned: dict[str, Sequence] = {}
         self.hits: dict[Sequence, int] = {}  # of sequences to keep: cached tokens of their prompt
         self._defers = defers
 
@@ -121,7 +121,7 @@ class Handover(Loading):
 
     def release(self, request_id: str) -> bool:
         """Free the blocks of an ended sequence; False if they are not kept (any more)."""
-        seq = self.kept.pop(request_id, None)
+        seq = self.pinned.pop(request_id, None)
         if seq is not None:
             self.blocks.release(seq)
         return seq is not None
@@ -142,7 +142,7 @@ class Handover(Loading):
 
     def holders(self) -> tuple[list[Sequence], list[int]]:
         seqs, blocks = super().holders()
-        return [*seqs, *self.kept.values()], blocks
+        return [*seqs, *self.pinned.values()], blocks
 
     def put(self, seq: Sequence, n: int, batch: Batch) -> None:
         super().put(seq, n, batch)
@@ -158,5 +158,5 @@ class Handover(Loading):
         if not seq.is_finished or self.hits.pop(seq, None) is None or seq.finish_reason not in ("length", "stop"):
             return super().detain(seq)
         self.blocks.drop_unread(seq)
-        self.kept[seq.request_id] = seq
+        self.pinned[seq.request_id] = seq
         return True

@@ -245,7 +245,7 @@ class PromptsFirst:
         if not batch.num_tokens:
             return []
         step = self._in_flight.popleft()
-        done = []
+        done = list[Sequence]()
         for live in step.members:
             if live.is_done or live.is_retracted:
                 continue

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from engine.config import SamplingParams
+from engine.request import TokenUpdate
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
@@ -74,22 +75,6 @@ def native_error(running: Serving, path: str, body: Any) -> tuple[int, str]:
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
-def shape_of(document: Any) -> Any:
-    """Keys in their order, with the types of the values."""
-    if isinstance(document, dict):
-        return {key: shape_of(value) for key, value in document.items()}
-    if isinstance(document, list):
-        return [shape_of(value) for value in document]
-    return type(document).__name__
-
-
-def keys_of(document: Any) -> Any:
-    """Names at every level, whatever their values; those of a value that is null are not known."""
-    if isinstance(document, dict):
-        return {key: keys_of(value) for key, value in document.items() if value is not None}
-    return [keys_of(value) for value in document] if isinstance(document, list) else None
-
-
 def test_openais_responses_have_the_keys_of_the_servers_own_classes(server: Serving) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     completion = server.post("/v1/completions", prompt="Hi", max_tokens=2)
@@ -126,6 +111,29 @@ def test_finish_reasons_are_the_servers_own() -> None:
     assert set(ours[3]) == set(FACTS["finish"][3])
 
 
+def test_its_own_fields_of_openais_requests_have_their_effect(server: Serving) -> None:
+    body = {"prompt": "Hi", "max_tokens": 9, "rid": "mine"}
+    assert server.post("/v1/completions", **body, regex="[0-9]{2}")["choices"][0]["text"] == "00"
+    boolean = server.post("/v1/completions", **body, json_schema='{"type": "boolean"}')["choices"][0]["text"]
+    assert boolean in ("true", "false")
+    whole = server.post("/v1/completions", prompt="Hi", max_tokens=9)["choices"][0]["text"]
+    stop = whole[len(whole) // 2 :][:2]
+    cut = server.post("/v1/completions", prompt="Hi", max_tokens=9, stop=stop)["choices"][0]
+    whole_stop = server.post("/v1/completions", prompt="Hi", max_tokens=9, stop=stop, no_stop_trim=True)["choices"][0]
+    assert (cut["matched_stop"], whole_stop["text"]) == (stop, cut["text"] + stop)
+
+
+OPENAIS = [("/v1/completions", "completion_fields"), ("/v1/chat/completions", "chat_fields")]
+
+
+@pytest.mark.parametrize(("path", "fields"), OPENAIS)
+def test_every_field_of_openais_requests_is_taken(server: Serving, path: str, fields: str) -> None:
+    body: dict[str, Any] = {"max_tokens": 2, "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    for name in FACTS[fields]:
+        status, data = server.ask("POST", path, {name: None, **body})
+        assert status == 200, (name, data)
+
+
 def test_any_models_name_is_the_model(server: Serving) -> None:
     assert server.post("/v1/completions", model="whatever", prompt="Hi", max_tokens=1)["model"] == "whatever"
 
@@ -134,10 +142,10 @@ def test_any_models_name_is_the_model(server: Serving) -> None:
 
 
 def test_generate_takes_a_text_or_ids_and_many(server: Serving) -> None:
-    one = server.post("/generate", text="Hello", sampling_params={"max_new_tokens": 3})
-    assert set(one) == {"text", "output_ids", "meta_info"}
-    assert len(one["output_ids"]) == one["meta_info"]["completion_tokens"] == 3
-    assert one["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
+    row = server.post("/generate", text="Hello", sampling_params={"max_new_tokens": 3})
+    assert set(row) == {"text", "output_ids", "meta_info"}
+    assert len(row["output_ids"]) == row["meta_info"]["completion_tokens"] == 3
+    assert row["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
     many = server.post("/generate", input_ids=[[1, 2], [3]], sampling_params={"max_new_tokens": 2, "n": 2})
     assert [row["meta_info"]["prompt_tokens"] for row in many] == [2, 2, 1, 1]
     several = [{"max_new_tokens": 1}, {"max_new_tokens": 4}]
@@ -267,50 +275,51 @@ def test_openais_client_reads_it(server: Serving) -> None:
     answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}], max_tokens=3)
     assert answer.usage.completion_tokens == 3
     stream = client.completions.create(model="m", prompt="Hi", max_tokens=3, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in stream) == client.completions.create(
-        model="m", prompt="Hi", max_tokens=3
-    ).choices[0].text
+    assert (
+        "".join(chunk.choices[0].text for chunk in stream)
+        == client.completions.create(model="m", prompt="Hi", max_tokens=3).choices[0].text
+    )
 
 
 # --- scheduler --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("blocks", [None, 12_000])
-def test_times_are_the_simulators(blocks: int | None) -> None:
-    """Two loops over one scheduler, with and without retraction: each request's first token and end at the same time."""
+@pytest.mark.parametrize("tokens", [None, 40_000])
+def test_times_are_the_simulators(tokens: int | None) -> None:
+    """Two loops over one scheduler, with and without retraction: each request's times are the same."""
     source = random.Random(1)
-    requests = [TraceRequest(0.0, source.randint(1, 3000), source.randint(1, 400)) for _ in range(60)]
-    changes = {} if blocks is None else {"num_gpu_blocks_override": blocks}
+    requests = [TraceRequest(0.0, source.randint(1, 1500), source.randint(900, 1500)) for _ in range(60)]
+    changes = {} if tokens is None else {"max_total_tokens": tokens}
     the_plan = sglang_plan(**changes)
     setup = Setup(the_plan, step_time(the_plan, Shares(), None))
     simulation = setup.simulation(AllAtOnce(requests))
     simulation.arrivals = AllAtOnce(requests)
     simulation.run()
-    clock, firsts = OwnClock(), dict[str, float]()
+    clock, firsts, ends = OwnClock(), dict[str, float](), dict[str, float]()
     backend = a_twin(clock, **changes)
-    for number, request in enumerate(requests):
+
+    def note(update: TokenUpdate) -> None:
+        firsts.setdefault(update.request_id, clock.now())
+
+    for number, request in enumerate(requests, 1):
         prompt = [(number * 7919 + place) % 100_000 for place in range(request.prompt_tokens)]
         params = SamplingParams(max_tokens=request.output_tokens, ignore_eos=True)
-        backend.submit(
-            prompt, params, request_id=str(number),
-            on_token=lambda update: firsts.setdefault(update.request_id, clock.now()),
-        )  # fmt: skip
-    ends = {}
+        backend.submit(prompt, params, request_id=str(number), on_token=note)
     while backend.has_unfinished:
         ends |= {output.request_id: clock.now() for output in backend.step()}
         scheduler_of(backend).check_invariants()
-    records = simulation.records
-    theirs = {number - 1: (first, end) for number, first, end in zip(records.number, records.first, records.ended, strict=True)}
-    ours = {int(name): (firsts[name], end) for name, end in ends.items()}
-    assert ours.keys() == theirs.keys()
-    for number, pair in ours.items():
-        assert pair == pytest.approx(theirs[number], rel=1e-9)
-    assert (backend.scheduler.num_preemptions > 0) == (blocks is not None)
+    rows = simulation.records
+    assert set(ends) == set(map(str, rows.number))
+    for i, number in enumerate(rows.number):
+        pair = (firsts[str(number)], ends[str(number)])
+        assert pair == pytest.approx((rows.first_token[i], rows.ended[i]), rel=1e-9)
+    assert backend.scheduler.num_preemptions == simulation.scheduler.num_preemptions
+    assert (backend.scheduler.num_preemptions > 0) == (tokens is not None)
 
 
 def test_aborts_at_any_time_leave_nothing_behind() -> None:
     source = random.Random(3)
-    backend = a_twin(num_gpu_blocks_override=6000, max_num_batched_tokens=512)
+    backend = a_twin(max_total_tokens=9000, max_num_batched_tokens=512)
     alive: list[str] = []
     for number in range(300):
         if source.random() < 0.5:

@@ -86,7 +86,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 def num_kept(running: Serving) -> int:
     assert isinstance(running.backend, Twin)
-    return len(transfer_of(running.backend).kept)
+    return len(transfer_of(running.backend).pinned)
 
 
 def test_a_proxy_hands_the_response_of_one_to_the_other() -> None:
@@ -178,10 +178,10 @@ def test_a_reader_that_waits_renews_the_lease() -> None:
     handover.look()
     moment = 48.0  # two thirds of 30 s from then on
     handover.look()
-    assert set(handover.kept) == {"r"}
+    assert set(handover.pinned) == {"r"}
     moment = 49.0
     handover.look()
-    assert not handover.kept
+    assert not handover.pinned
     handover._tell("done", "r")
     handover.look()
     assert (handover.counts.expired, handover.counts.late) == (1, 1)
@@ -222,7 +222,7 @@ def test_an_aborted_reader_lets_the_blocks_go() -> None:
 
     def is_free() -> bool:
         transfer_of(producer).look()
-        return not transfer_of(producer).kept
+        return not transfer_of(producer).pinned
 
     assert wait_for(is_free)
     assert transfer_of(consumer).counts.moved == type(transfer_of(consumer).counts.moved)()
@@ -236,7 +236,7 @@ def test_an_aborted_prefill_keeps_nothing() -> None:
     backend.step()
     backend.abort("r")
     backend.scheduler.check_invariants()
-    assert not transfer_of(backend).kept
+    assert not transfer_of(backend).pinned
     assert transfer_of(backend).take_answer("r") is None
     backend.close()
 

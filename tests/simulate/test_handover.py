@@ -1,8 +1,8 @@
 """Prompts handed from one server to another, step by step as vLLM 0.33's scheduler with its NIXL connector.
 
-tests/facts/handover.jsonl: eight runs of vLLM's own scheduler and pull-mode connector, a producer and a consumer, with and
-without asynchronous scheduling, with a full pool and an abort. In place of NIXL, a pull was over `delay` steps after the
-step that ordered it, and a consumer had read a producer's blocks `read_after` steps after the step that followed its end.
+tests/facts/handover.jsonl: eight runs of vLLM's own scheduler and pull-mode connector, a producer and a consumer, with
+and without asynchronous scheduling, with a full pool and an abort. In place of NIXL, a pull was over `delay` steps after
+the step that ordered it, and a consumer had read a producer's blocks `read_after` steps after its end was reported.
 """
 
 import json
@@ -58,14 +58,14 @@ class Played:
         self.scheduler.add(seq)
 
     def step(self, number: int) -> None:
-        kept = set(self.handover.kept) - self._read.keys()
+        ended = set(self.handover.pinned) - self._read.keys()
         batch = self.scheduler.schedule()
         for pull in self.handover.remote.pulls:
             self.pulls.append([number, pull.seq.request_id, pull.num_blocks])
             if pull.number is not None:
                 self._coming[pull.number] = number + self.run["delay"]
         self.handover.remote.pulls.clear()
-        self._read |= dict.fromkeys(sorted(kept), number + (self.run["read_after"] or 0))
+        self._read |= dict.fromkeys(sorted(ended), number + (self.run["read_after"] or 0))
         done = [job for job, step in self._coming.items() if step <= number]
         read = [name for name, step in self._read.items() if step <= number]
         for job in done:
@@ -87,7 +87,7 @@ class Played:
         batch, done, read, record = self._flights.popleft()
         ended = self.scheduler.update(batch, {seq.request_id: [5] for seq in batch.samples})
         for seq in ended:
-            if seq.request_id in self.handover.kept:
+            if seq.request_id in self.handover.pinned:
                 self.answers[seq.request_id] = (self.handover.block_ids(seq), seq.num_computed_tokens)
         self.handover.complete(done)
         for name in read:

@@ -112,6 +112,15 @@ def generated(text: str, ids: Sequence[int], meta: dict[str, Any], reason: dict[
     return {"text": text, "output_ids": list(ids), "meta_info": info}
 
 
+def openais(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a request in OpenAI's format without this server's own names of fields."""
+    constraints = {CONSTRAINTS[name]: body[name] for name in CONSTRAINTS if body.get(name) is not None}
+    own = {name: value for name, value in body.items() if name not in ("rid", "no_stop_trim", *CONSTRAINTS)}
+    if body.get("no_stop_trim"):
+        own["include_stop_str_in_output"] = True
+    return own | ({"structured_outputs": constraints} if constraints else {})
+
+
 def too_long(num_tokens: int, max_tokens: int | None, context: int) -> str | None:
     """Return the error for a prompt and an output that the context does not hold, or None."""
     if num_tokens >= context:
