@@ -78,7 +78,7 @@ def fleet_answer(
         load.source.run_len,
         failures,
         autoscale,
-        None if options.link is None else Link(parse_link(options.link)),
+        None if options.link is None else parse_link(options.link),
         router(name, load.seed, load.source.run_len),
         stop,
     )
@@ -178,10 +178,13 @@ def parse_split(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parse_link(text: str) -> float:
-    if not text.endswith("/s"):
-        raise UsageError(f"--link {printable(repr(text), 40)}", "is not a speed", "write 50GB/s")
-    return float(parse_size(text.removesuffix("/s"), "--link"))
+def parse_link(text: str) -> Link:
+    """Parse `50GB/s`, or with a latency `50GB/s,2ms`."""
+    speed, comma, latency = text.partition(",")
+    if not speed.endswith("/s"):
+        raise UsageError(f"--link {printable(repr(text), 40)}", "is not a speed", "write 50GB/s, or 50GB/s,2ms")
+    seconds = parse_duration(latency, "--link") if comma else 0.0
+    return Link(float(parse_size(speed.removesuffix("/s"), "--link")), seconds)
 
 
 def parse_failure(text: str, count: int) -> ReplicaFailure:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from kvplan.serve.metrics import ServerMetrics
     from kvplan.serve.start import Start
     from kvplan.servers.words.arguments import EngineArgs
-    from kvplan.simulate.handover import Link
 
 LIBRARIES: Final = ("starlette", "uvicorn", "prometheus_client", "jinja2", "tokenizers")
 LEAST_QUEUED: Final = 1024
@@ -137,7 +136,7 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     specs = tiers_of(options.tier or ())
     check(the_plan, specs, drafts=drafts is not None, hands_over=True)
     if specs and drafts is not None:
-        raise UsageError("--tier", "a draft's KV is not common with the model's", "remove --speculative-config")
+        raise UsageError("--tier", "a draft's KV is not kept with the model's", "remove --speculative-config")
     engine = the_plan.request.release.engine
     if face_of(engine) is not None:
         beside = ("tier", "speculative_config", "kv_events_config", "lora_modules", "link")
@@ -171,6 +170,7 @@ def twins(
     are_ranks: bool,
 ) -> "Iterator[Start]":  # fmt: skip
     """Starts of the servers in this process, each with a clock, a pool and ports of its own."""
+    from kvplan.cli.fleet import parse_link
     from kvplan.serve.kv_events import Publisher, events_config, require_events
     from kvplan.serve.start import Start, cache_config
     from kvplan.serve.transfer import Transfer, transfer_config
@@ -179,7 +179,7 @@ def twins(
     from kvplan.simulate.setup import groups, timed_tiers
 
     log, vector_size, modules, the_plan, times, tokenizer = common
-    spec, link = the_plan.request.spec, None if options.link is None else link_of(options.link)
+    spec, link = the_plan.request.spec, None if options.link is None else parse_link(options.link)
     pairs = [transfer_config(the_plan, link, number, is_rank=are_ranks) for number in range(replicas)]
     if pairs[0] is not None:
         refuse_given(options, ("tier", "speculative_config"), "cannot be used with --kv-transfer-config", "remove it")
@@ -207,15 +207,6 @@ def twins(
                 "architecture": spec.architecture, "model_type": spec.model_type,
             },
         )  # fmt: skip
-
-
-def link_of(text: str) -> "Link":
-    """Parse --link: `50GB/s`, or with a latency `50GB/s,2ms`."""
-    from kvplan.cli.fleet import parse_link
-    from kvplan.simulate.handover import Link
-
-    speed, comma, latency = text.partition(",")
-    return Link(parse_link(speed), parse_duration(latency, "--link") if comma else 0.0)
 
 
 def pools(args: "EngineArgs") -> bool:

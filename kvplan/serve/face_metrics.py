@@ -58,24 +58,14 @@ class FaceMetrics(ServerMetrics):
         scheduler, limits = self._scheduler, self._scheduler.limits
         pool = scheduler.blocks
         return {
-            "none": 0,
-            "running": len(scheduler.running),
-            "waiting": scheduler.num_waiting,
-            "used": limits.num_tokens - pool.reachable,
-            "usage": pool.usage,
-            "free": pool.free,
-            "evictable": pool.tree.num_evictable,
-            "throughput": self._throughput,
-            "hit_rate": self._hit_rate,
-            "ratio": scheduler.ratio,
-            "retracted_now": self._retracted_now,
-            "capacity": limits.num_tokens,
-            "page_size": limits.page_size,
-            "num_pages": limits.num_tokens // limits.page_size,
-            "context_len": limits.context_len,
-            "max_running": limits.max_running,
+            "none": 0, "running": len(scheduler.running), "waiting": scheduler.num_waiting,
+            "used": limits.num_tokens - pool.reachable, "usage": pool.usage, "free": pool.free,
+            "evictable": pool.tree.num_evictable, "throughput": self._throughput, "hit_rate": self._hit_rate,
+            "ratio": scheduler.ratio, "retracted_now": self._retracted_now, "capacity": limits.num_tokens,
+            "page_size": limits.page_size, "num_pages": limits.num_tokens // limits.page_size,
+            "context_len": limits.context_len, "max_running": limits.max_running,
             "chunk": -1 if limits.chunk is None else limits.chunk,
-        }
+        }  # fmt: skip
 
     def rejected(self, limit: str) -> None: ...
 

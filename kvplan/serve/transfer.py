@@ -224,20 +224,13 @@ class Transfer(Handover):
         return is_kept
 
     def _answer(self, seq: Sequence) -> dict[str, Any]:
+        config = self.config
         return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_block_ids": self.block_ids(seq),
-            "remote_engine_id": self.config.engine_id,
-            "remote_request_id": seq.request_id,
-            "remote_host": self.config.host,
-            "remote_port": self.config.port,
-            **self._sizes,
-            "remote_num_tokens": seq.num_computed_tokens,
-            "remote_blocks_expiry_time": None,
-            "remote_registration_generation": 1,
-            "transfer_mode": "pull",
-        }
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": self.block_ids(seq),
+            "remote_engine_id": config.engine_id, "remote_request_id": seq.request_id, "remote_host": config.host,
+            "remote_port": config.port, **self._sizes, "remote_num_tokens": seq.num_computed_tokens,
+            "remote_blocks_expiry_time": None, "remote_registration_generation": 1, "transfer_mode": "pull",
+        }  # fmt: skip
 
     # --- what the backend's loop calls --------------------------------------------------------------------------
 
@@ -285,7 +278,11 @@ class Transfer(Handover):
 
     def _begin(self, number: int, move: Moving, now: float) -> None:
         """Start the time of a transfer whose source has answered, or fail it."""
-        link, engine, rank_bytes = self.config.link, move.pull.source["remote_engine_id"], self._rank_bytes(move.pull)
+        link, engine, rank_bytes = (
+            self.config.link,
+            move.pull.source["remote_engine_id"],
+            move.pull.num_blocks * self.block_bytes,
+        )
         assert link is not None
         try:
             move.answer.result()
@@ -303,9 +300,6 @@ class Transfer(Handover):
         self._free_at[engine], move.end = link.send(self._free_at.get(engine, 0.0), now, num_bytes)
         seconds = num_bytes / link.bandwidth + link.latency
         self.counts.moved += [(seconds, rank_bytes)] * self.num_ranks
-
-    def _rank_bytes(self, pull: Pull) -> int:
-        return pull.num_blocks * self.block_bytes
 
     def _notify(self, source: Mapping[str, Any]) -> None:
         """Let another server free a prompt's blocks."""

@@ -1,8 +1,8 @@
 """Prompts handed from one server to another, step by step as vLLM 0.33's scheduler with its NIXL connector.
 
 tests/facts/handover.jsonl: eight runs of vLLM's own scheduler and pull-mode connector, a producer and a consumer, with
-and without asynchronous scheduling, with a full pool and an abort. In place of NIXL, a pull was over `delay` steps after
-the step that ordered it, and a consumer had read a producer's blocks `read_after` steps after its end was reported.
+and without asynchronous scheduling, with a full pool and an abort. In place of NIXL, a pull was over `delay` steps
+after the step that ordered it; a consumer had read a producer's blocks `read_after` steps after the step that said so.
 """
 
 import json

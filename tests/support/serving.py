@@ -138,8 +138,8 @@ class Serving:
 
 def api_of(
     backend: Backend, config: dict[str, str] | None = None, *, limits: Limits | None = None,
-    template: ChatTemplate | None = None, strict: bool = False, hooks: Hooks | None = None, tiers: Any = None, page: Any = None,
-    **changes: Any,
+    template: ChatTemplate | None = None, strict: bool = False, hooks: Hooks | None = None, tiers: Any = None,
+    page: Any = None, **changes: Any,
 ) -> Api:  # fmt: skip
     """The application over a backend, whose thread does not run yet."""
     changes.setdefault("door", Door(is_simulated=isinstance(backend, Twin), is_strict=strict))

@@ -173,39 +173,21 @@ def native_error(message: str) -> dict[str, Any]:
 
 def model_info(name: str, tokenizer: str | None, architecture: str | None, model_type: str | None) -> dict[str, Any]:
     return {
-        "model_path": name,
-        "served_model_name": name,
-        "tokenizer_path": tokenizer or name,
-        "is_generation": True,
-        "preferred_sampling_params": None,
-        "weight_version": WEIGHTS,
-        "load_format": "auto",
-        "reasoning_parser": None,
-        "tool_call_parser": None,
-        "disaggregation_mode": "null",
-        "has_image_understanding": False,
-        "has_audio_understanding": False,
-        "model_type": model_type,
+        "model_path": name, "served_model_name": name, "tokenizer_path": tokenizer or name, "is_generation": True,
+        "preferred_sampling_params": None, "weight_version": WEIGHTS, "load_format": "auto", "reasoning_parser": None,
+        "tool_call_parser": None, "disaggregation_mode": "null", "has_image_understanding": False,
+        "has_audio_understanding": False, "model_type": model_type,
         "architectures": None if architecture is None else [architecture],
-    }
+    }  # fmt: skip
 
 
 def server_info(name: str, version: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of /server_info: the pool, the limits, and the live state of the only rank."""
-    state = {
-        "last_gen_throughput": figures["throughput"],
-        "memory_usage": {"token_capacity": figures["capacity"]},
-        "effective_max_running_requests_per_dp": figures["max_running"],
-    }
+    capacity, most = figures["capacity"], figures["max_running"]
+    state = {"last_gen_throughput": figures["throughput"], "memory_usage": {"token_capacity": capacity}}
     return {
-        "model_path": name,
-        "served_model_name": name,
-        "page_size": figures["page_size"],
-        "context_length": figures["context_len"],
-        "max_running_requests": figures["max_running"],
-        "chunked_prefill_size": figures["chunk"],
-        "max_total_num_tokens": figures["capacity"],
-        "internal_states": [state],
-        "version": version,
-        "frontend": "python",
-    }
+        "model_path": name, "served_model_name": name, "page_size": figures["page_size"],
+        "context_length": figures["context_len"], "max_running_requests": most, "max_total_num_tokens": capacity,
+        "chunked_prefill_size": figures["chunk"], "version": version, "frontend": "python",
+        "internal_states": [state | {"effective_max_running_requests_per_dp": most}],
+    }  # fmt: skip
