@@ -183,11 +183,11 @@ def model_info(name: str, tokenizer: str | None, architecture: str | None, model
 
 def server_info(name: str, version: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of /server_info: the pool, the limits, and the live state of the only rank."""
-    capacity, most = figures["capacity"], figures["max_running"]
+    capacity, max_running = figures["capacity"], figures["max_running"]
     state = {"last_gen_throughput": figures["throughput"], "memory_usage": {"token_capacity": capacity}}
     return {
         "model_path": name, "served_model_name": name, "page_size": figures["page_size"],
-        "context_length": figures["context_len"], "max_running_requests": most, "max_total_num_tokens": capacity,
-        "chunked_prefill_size": figures["chunk"], "version": version, "frontend": "python",
-        "internal_states": [state | {"effective_max_running_requests_per_dp": most}],
+        "context_length": figures["context_len"], "max_running_requests": max_running,
+        "max_total_num_tokens": capacity, "chunked_prefill_size": figures["chunk"], "version": version,
+        "frontend": "python", "internal_states": [state | {"effective_max_running_requests_per_dp": max_running}],
     }  # fmt: skip
