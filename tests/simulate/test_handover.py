@@ -1,8 +1,9 @@
 """Prompts handed from one server to another, step by step as vLLM 0.33's scheduler with its NIXL connector.
 
-tests/facts/handover.jsonl: eight runs of vLLM's own scheduler and pull-mode connector, a producer and a consumer, with
-and without asynchronous scheduling, with a full pool and an abort. In place of NIXL, a pull was over `delay` steps
-after the step that ordered it; a consumer had read a producer's blocks `read_after` steps after the step that said so.
+tests/facts/handover.jsonl: twelve runs of vLLM's own scheduler and pull-mode connector, a producer and a consumer, with
+and without asynchronous scheduling, with a full pool and an abort, with windows. In place of NIXL, a pull was over
+`delay` steps after the step that ordered it; a consumer had read a producer's blocks `read_after` steps after the step
+that said so.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.block_manager import FullGroup
+from engine.block_manager import FullGroup, WindowGroup
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 from kvplan.simulate.handover import Handover, Link
@@ -35,7 +36,8 @@ class Played:
 
     def __init__(self, run: dict[str, Any]) -> None:
         self.run = run
-        groups = (FullGroup(run["block_size"]),)
+        size, window = run["block_size"], run.get("window")
+        groups = (FullGroup(size) if window is None else WindowGroup(size, window),)
         self.handover = Handover(groups, defers=run["role"] == "kv_consumer")
         config = SimulatedConfig(
             max_num_batched_tokens=run["max_num_batched_tokens"], max_num_seqs=run["max_num_seqs"],
