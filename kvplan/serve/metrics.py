@@ -4,6 +4,7 @@ Metrics that do not apply to this server (other nodes, images) are omitted rathe
 vLLM does not have, begin with `kvplan:`.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +28,7 @@ from kvplan.servers.logs.metrics import START_ARGUMENTS, START_FIGURE, START_SER
 
 if TYPE_CHECKING:
     from engine.tiers import Tiers
-    from kvplan.serve.jobs import Job, Piece
+    from kvplan.serve.jobs import Job
     from kvplan.serve.twin import Lag
 
 REASONS: Final = ("stop", "length", "abort", "error", "repetition")
@@ -62,6 +63,14 @@ def steps_125(limit: int) -> tuple[int, ...]:
     return tuple(
         digit * 10**power for power, digit in product(range(len(str(limit))), (1, 2, 5)) if digit * 10**power <= limit
     )
+
+
+class Several(Histogram):
+    """A histogram that takes several equal values at once."""
+
+    def observe_several(self, amount: float, count: int) -> None:
+        self._sum.inc(amount * count)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
 
 
 def features_of(scheduler: Scheduler) -> tuple[int, int]:
@@ -148,8 +157,8 @@ class ServerMetrics:
             return {"": counter.labels(**self._labels)}
         return {value: counter.labels(**self._labels, **{label: value}) for value in values}
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", text, tuple(self._labels), buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> "Several":
+        histogram = Several(f"vllm:{name}", text, tuple(self._labels), buckets=buckets, registry=self.registry)
         return histogram.labels(**self._labels)
 
     def _levels(self) -> None:
@@ -310,22 +319,26 @@ class ServerMetrics:
     def failed(self, error: Exception) -> None:
         self.last_error = f"{type(error).__name__}: {error}"[:500]
 
-    def tokens(self, job: "Job", pieces: "list[Piece]", now: float) -> None:
-        """Record a request's tokens of a step; its client sees them after the request's delay."""
-        now += job.delay
-        num = sum(piece.token_id is not None for piece in pieces)
-        if not num:
-            return
+    def tokens(self, counts: "Mapping[Job, int]", now: float) -> None:
+        """Record a step's tokens; a request's client sees them after its delay."""
+        gaps: dict[float, int] = {}
+        for job in counts:
+            times = job.times
+            if times.last_token:
+                gap = now - times.last_token
+                gaps[gap] = gaps.get(gap, 0) + 1
+            else:
+                times.first_token = now + job.delay
+                self._first_token.observe(times.first_token - times.arrived)
+                assert job.request is not None
+                loaded = job.request.seq.num_loaded_tokens
+                self._prompt_done(len(job.prompt), job.request.num_cached_tokens, loaded)
+            times.last_token = now
+        for gap, count in gaps.items():
+            self._between.observe_several(gap, count)
+        num = sum(counts.values())
         self._generated.inc(num)
         self._step_tokens += num
-        if job.times.first_token:
-            self._between.observe(now - job.times.last_token)
-        else:
-            job.times.first_token = now
-            self._first_token.observe(now - job.times.arrived)
-            loaded = 0 if job.request is None else job.request.seq.num_loaded_tokens
-            self._prompt_done(len(job.prompt), pieces[0].num_cached_tokens, loaded)
-        job.times.last_token = now
 
     def _prompt_done(self, num_tokens: int, num_cached: int, num_loaded: int) -> None:
         self._step_tokens += num_tokens
@@ -386,7 +399,8 @@ class ServerMetrics:
         self._computed.observe(len(job.prompt) - request.num_cached_tokens)
         scheduled = times.scheduled or now
         # A request's delay counts as prefill time, as it appears to a client.
-        first, last = times.first_token or scheduled, times.last_token or scheduled
+        first = times.first_token or scheduled
+        last = times.last_token + job.delay if times.last_token else scheduled
         self._phases["queue"].observe(max(0.0, scheduled - times.queued))
         self._phases["prefill"].observe(max(0.0, first - scheduled))
         self._phases["decode"].observe(last - first)

@@ -6,6 +6,7 @@ gets the same tokens. It ends after the server's configured number of tokens, or
 
 import hashlib
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from engine.config import SamplingParams
+from engine.detokenizer import Detokenizer
 from engine.draft_rules import draft_rules
 from engine.drafting import Drafting, DraftStep
 from engine.request import Request, RequestOutput, TokenUpdate, prompt_token_ids, stop_token_ids
@@ -135,6 +137,8 @@ class Script:
     start  index of the first one
     luck   source of draft acceptance
     ends   True: the output ends after the last word; else at the server's length
+    last   place of the end token; None: it takes more to know an output's tokens than their places
+    tick   what its request is notified of instead of its tokens, which nobody reads before its end
     """
 
     words: Several[int]
@@ -143,6 +147,8 @@ class Script:
     min_tokens: int = 0
     ends: bool = False
     is_pooled: bool = False
+    last: int | None = None
+    tick: TokenUpdate | None = None
 
     def word(self, place: int, stops: frozenset[int]) -> int:
         """Return the output's token at a place; before min_tokens none that ends it, as far as there is another."""
@@ -205,6 +211,9 @@ class Twin:
         self._eos = eos_token_ids or (frozenset() if own_end is None else frozenset([own_end]))
         self._output_tokens = output_tokens
         self._words = [0] if tokenizer is None else tokenizer.encode(ANSWER, add_special_tokens=False).ids
+        self._texts = _texts(tokenizer, self._words)
+        self._end = min(self._eos, default=0)
+        self._end_text = "" if tokenizer is None else tokenizer.decode([self._end], skip_special_tokens=True)
         self._requests: dict[str, Request] = {}
         self._scripts: dict[str, Script] = {}  # of requests
         self._in_flight: deque[Flight] = deque()
@@ -267,9 +276,16 @@ class Twin:
         start = _start(seq.token_ids, params.seed)
         if simulated.answer is not None:
             return Script(simulated.answer, 0, Random(start), ends=True)
-        return Script(
+        script = Script(
             self._words, start % len(self._words), Random(start), simulated.min_tokens, is_pooled=simulated.is_pooled
         )
+        can_stop = params.stop or not seq.stop_token_ids.isdisjoint(self._words)
+        if self._texts and not can_stop and params.logprobs is None and self._drafts is None:
+            has_end = bool(self._eos) and not params.ignore_eos
+            script.last = max(simulated.min_tokens, self._output_tokens - 1) if has_end else sys.maxsize
+            if simulated.is_whole:
+                script.tick = TokenUpdate(seq.request_id, 0, "")
+        return script
 
     def load_adapter(self, name: str, path: str) -> None:
         """Take an adapter's name, without reading it."""
@@ -281,7 +297,7 @@ class Twin:
         if request is not None:
             self.scheduler.abort(request_id)
             request.on_token = None
-            del self._scripts[request_id]
+            self._complete(request, self._scripts.pop(request_id))
         return request
 
     def delay(self, request: Request) -> float:
@@ -318,7 +334,7 @@ class Twin:
         self._in_flight.clear()
         for request in list(self._requests.values()):
             self.scheduler.fail(request.seq.request_id, why)
-            self._end(request)
+            self._finish(request)
 
     def _run(self) -> None:
         batch = self.scheduler.schedule()
@@ -326,7 +342,7 @@ class Twin:
         for seq in batch.new:
             self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
         for seq in batch.failed:
-            self._end(self._requests[seq.request_id])
+            self._finish(self._requests[seq.request_id])
         if batch.num_tokens:
             seconds = self._step_time.seconds(batch_work(batch, self._reaches))
             if self._drafts is not None and self._drafts.passes is not None:
@@ -359,17 +375,52 @@ class Twin:
         for seq in flight.batch.samples:
             if not seq.is_finished and self._scripts[seq.request_id].is_pooled:
                 self.scheduler.finish(seq.request_id, "stop")
-                self._end(self._requests[seq.request_id])
-        seqs = [seq for seq in flight.batch.samples if not seq.is_finished]
-        tokens = {seq.request_id: self._tokens(seq, flight.batch) for seq in seqs}
-        self.scheduler.update(flight.batch, tokens)
+                self._finish(self._requests[seq.request_id])
+        seqs = [seq for seq in flight.batch.samples if seq.status != "finished"]
+        self.scheduler.update(flight.batch, self._sampled(seqs, flight.batch.extra(DraftStep)))
+        requests, scripts = self._requests, self._scripts
         for seq in seqs:
-            self._receive(self._requests[seq.request_id])
+            request, script = requests[seq.request_id], scripts[seq.request_id]
+            if script.last is None:
+                self._receive(request)
+                continue
+            if request.on_token is not None:
+                request.on_token(script.tick or self._update(request, script))
+            if seq.status == "finished":
+                self._finish(request)
         self._propose(flight.batch)
 
-    def _tokens(self, seq: Sequence, batch: Batch) -> list[int]:
+    def _sampled(self, seqs: list[Sequence], step: DraftStep) -> dict[str, Several[int]]:
+        """Return the sequences' tokens of a step, by request id."""
+        tokens: dict[str, Several[int]] = {}
+        scripts, words, end = self._scripts, self._words, (self._end,)
+        num_words = len(words)
+        for seq in seqs:
+            script, place = scripts[seq.request_id], len(seq.token_ids) - seq.num_prompt_tokens
+            if script.last is None:
+                tokens[seq.request_id] = self._tokens(seq, step)
+            else:
+                is_end = place >= script.last
+                tokens[seq.request_id] = end if is_end else (words[(script.start + place) % num_words],)
+        return tokens
+
+    def _update(self, request: Request, script: Script) -> TokenUpdate:
+        """Return the token just sampled and its text, of a request whose output is known in advance."""
+        seq = request.seq
+        place = len(seq.token_ids) - seq.num_prompt_tokens - 1
+        text = self._end_text if place == script.last else self._texts[(script.start + place) % len(self._texts)]
+        return TokenUpdate(seq.request_id, seq.token_ids[-1], text)
+
+    def _complete(self, request: Request, script: Script) -> None:
+        """Fill in the text of a request whose tokens nobody has read."""
+        if script.last is not None:
+            num_words = min(request.seq.num_output_tokens, script.last)
+            places = range(script.start, script.start + num_words)
+            text = "".join([self._texts[place % len(self._texts)] for place in places])
+            request.text = text if num_words == request.seq.num_output_tokens else text + self._end_text
+
+    def _tokens(self, seq: Sequence, step: DraftStep) -> list[int]:
         """Return a sequence's tokens of a step: the accepted drafts and one token after them."""
-        step = batch.extra(DraftStep)
         num_drafts = 0 if seq in step.padded else len(step.drafts.get(seq, ()))
         num_held = 0
         if num_drafts:
@@ -388,10 +439,10 @@ class Twin:
     def _token(self, seq: Sequence, place: int) -> int:
         params, script = self._requests[seq.request_id].params, self._scripts[seq.request_id]
         if script.ends and place >= len(script.words):
-            return min(self._eos, default=0)
+            return self._end
         is_over = place >= script.min_tokens and place + 1 >= self._output_tokens and not params.ignore_eos
         if self._eos and is_over and not script.ends:
-            return min(self._eos)
+            return self._end
         return script.word(place, seq.stop_token_ids)
 
     def _receive(self, request: Request) -> None:
@@ -408,13 +459,22 @@ class Twin:
             if not request.num_unreceived:  # cut off by a stop string
                 break
         if seq.is_finished:
-            self._end(request)
+            self._finish(request)
 
-    def _end(self, request: Request) -> None:
+    def _finish(self, request: Request) -> None:
         request_id = request.seq.request_id
         if self._requests.pop(request_id, None) is not None:  # None: aborted by a callback
-            del self._scripts[request_id]
+            self._complete(request, self._scripts.pop(request_id))
             self._ended.append(request)
+
+
+def _texts(tokenizer: Any, words: list[int]) -> list[str]:
+    """Return the words' texts as they follow each other; nothing if a word alone has none."""
+    if tokenizer is None:
+        return [""]
+    detokenizer = Detokenizer(tokenizer, words)
+    texts = [detokenizer.step(word) for word in words]
+    return texts if all(texts) else []
 
 
 def _logprobs(token: int, num_top: int) -> Any:
