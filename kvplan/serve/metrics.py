@@ -109,10 +109,10 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
         self._labels = {"model_name": model_name, "engine": str(rank)}
         self._max_model_len = max_model_len
-        self._queries = self._hits = self._preemptions = 0  # scheduler counts reported so far
         self._step_tokens = 0
         self._drafts = self._speculation(num_drafts)
-        self._draft_counts = (0,) * len(self._drafts)
+        self._counts = (0,) * (3 + len(self._drafts))  # the scheduler's, as far as they are reported
+        self._now = (0, 0, 0, 0.0)  # requests that run, wait and are deferred, and the use of blocks
         self.last_error = ""
         self._levels()
         self._counters(model_name)
@@ -353,30 +353,25 @@ class ServerMetrics:
     def step(self, scheduler: Scheduler) -> None:
         """Record the end of a step."""
         stats = scheduler.prefix_cache_stats
-        self._prefix_queries.inc(stats.queries - self._queries)
-        self._prefix_hits.inc(stats.hits - self._hits)
-        self._preempted.inc(scheduler.num_preemptions - self._preemptions)
-        self._queries, self._hits, self._preemptions = stats.queries, stats.hits, scheduler.num_preemptions
-        drafting = scheduler.extension(Drafting)
-        if drafting is not None:
-            counts = drafting.stats.counts
-            for counter, now, before in zip(self._drafts, counts, self._draft_counts, strict=True):
+        counts = (stats.queries, stats.hits, scheduler.num_preemptions, *self._draft_counts_of(scheduler))
+        if counts != self._counts:
+            counters = (self._prefix_queries, self._prefix_hits, self._preempted, *self._drafts)
+            for counter, now, before in zip(counters, counts, self._counts, strict=True):
                 counter.inc(now - before)
-            self._draft_counts = counts
+            self._counts = counts
         if self._step_tokens:  # like vLLM, skip steps that sampled no token
-            self._step_len.observe(self._step_tokens)
+            self._step_len.observe_several(self._step_tokens, 1)
         self._step_tokens = 0
         if self._offload is not None:
             self._offload.step()
         self.levels(scheduler)
 
+    def _draft_counts_of(self, scheduler: Scheduler) -> tuple[int, ...]:
+        drafting = scheduler.extension(Drafting) if self._drafts else None
+        return () if drafting is None else drafting.stats.counts
+
     def levels(self, scheduler: Scheduler) -> None:
-        self._running.set(len(scheduler.running))
-        deferred = scheduler.num_deferred
-        self._waiting.set(scheduler.num_waiting)
-        self._deferred.set(deferred)
-        self._for_capacity.set(scheduler.num_waiting - deferred)
-        self._usage.set(scheduler.blocks.usage)
+        self._now = (len(scheduler.running), scheduler.num_waiting, scheduler.num_deferred, scheduler.blocks.usage)
         if self._lora_info is not None:
             self._adapters_now(self._lora_info, scheduler)
 
@@ -409,6 +404,12 @@ class ServerMetrics:
 
     def page(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
+        running, waiting, deferred, usage = self._now
+        self._running.set(running)
+        self._waiting.set(waiting)
+        self._deferred.set(deferred)
+        self._for_capacity.set(waiting - deferred)
+        self._usage.set(usage)
         return generate_latest(self.registry)
 
 

@@ -216,6 +216,7 @@ class Twin:
         self._end_text = "" if tokenizer is None else tokenizer.decode([self._end], skip_special_tokens=True)
         self._requests: dict[str, Request] = {}
         self._scripts: dict[str, Script] = {}  # of requests
+        self._is_pooling = False
         self._in_flight: deque[Flight] = deque()
         self._free_at = 0.0  # time at which the simulated device becomes idle
         self._ended: list[Request] = []  # the next step returns their outputs
@@ -261,6 +262,7 @@ class Twin:
             skips_cache=params.prompt_logprobs is not None,
         )
         script = self._script(seq, params, simulated)
+        self._is_pooling |= script.is_pooled
         if not self._eos and (script.ends or not params.ignore_eos):  # no end token exists
             length = len(script.words) if script.ends else max(self._output_tokens, script.min_tokens)
             seq.max_tokens = max(1, min(seq.max_tokens, length))
@@ -372,12 +374,12 @@ class Twin:
         """Wait until a batch has run, and deliver its tokens."""
         self.clock.sleep_until(flight.end)
         self.lag.count(self.clock.now() - flight.end, flight.seconds)
-        for seq in flight.batch.samples:
+        for seq in flight.batch.samples if self._is_pooling else ():
             if not seq.is_finished and self._scripts[seq.request_id].is_pooled:
                 self.scheduler.finish(seq.request_id, "stop")
                 self._finish(self._requests[seq.request_id])
         seqs = [seq for seq in flight.batch.samples if seq.status != "finished"]
-        self.scheduler.update(flight.batch, self._sampled(seqs, flight.batch.extra(DraftStep)))
+        self.scheduler.update(flight.batch, self._sampled(seqs, flight.batch))
         requests, scripts = self._requests, self._scripts
         for seq in seqs:
             request, script = requests[seq.request_id], scripts[seq.request_id]
@@ -388,9 +390,10 @@ class Twin:
                 request.on_token(script.tick or self._update(request, script))
             if seq.status == "finished":
                 self._finish(request)
-        self._propose(flight.batch)
+        if self._drafts is not None:
+            self._propose(flight.batch)
 
-    def _sampled(self, seqs: list[Sequence], step: DraftStep) -> dict[str, Several[int]]:
+    def _sampled(self, seqs: list[Sequence], batch: Batch) -> dict[str, Several[int]]:
         """Return the sequences' tokens of a step, by request id."""
         tokens: dict[str, Several[int]] = {}
         scripts, words, end = self._scripts, self._words, (self._end,)
@@ -398,7 +401,7 @@ class Twin:
         for seq in seqs:
             script, place = scripts[seq.request_id], len(seq.token_ids) - seq.num_prompt_tokens
             if script.last is None:
-                tokens[seq.request_id] = self._tokens(seq, step)
+                tokens[seq.request_id] = self._tokens(seq, batch.extra(DraftStep))
             else:
                 is_end = place >= script.last
                 tokens[seq.request_id] = end if is_end else (words[(script.start + place) % num_words],)

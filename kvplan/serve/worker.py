@@ -191,7 +191,7 @@ class Worker:
     def _take_in(self) -> bool:
         """Process new submissions, aborts and calls, blocking if the backend is idle; return False on close."""
         wait = not self._has_steps
-        while True:
+        while wait or not self._inbox.empty():
             try:
                 item = self._inbox.get(block=wait, timeout=IDLE_S)
             except queue.Empty:
@@ -208,6 +208,7 @@ class Worker:
                 case _:
                     item()
             wait = False
+        return True
 
     def _add(self, job: Job) -> None:
         try:

@@ -59,7 +59,7 @@ class StepWork:
 
 def batch_work(batch: Batch, reaches: tuple[Reach, ...]) -> StepWork:
     """Return a batch's work; num_computed_tokens must already include its tokens."""
-    drafts = batch.extra(DraftStep).drafts
+    drafts = batch.extra(DraftStep).drafts if batch.extras else {}
     decodes: list[int] = []  # contexts of the sequences that compute one token, which they have decoded
     spans: list[tuple[int, int]] = []
     prompts: list[tuple[int, int]] = []
@@ -74,6 +74,9 @@ def batch_work(batch: Batch, reaches: tuple[Reach, ...]) -> StepWork:
     reads = [
         sum(decodes) if reach.tokens is None else sum([min(end, reach.tokens) for end in decodes]) for reach in reaches
     ]
+    if not spans and not drafts:
+        read = tuple(reads)
+        return StepWork(len(decodes), len(batch.samples), len(decodes), read, read, 0, 0, (0,) * len(read))
     rows = list(zip(reads, reaches, strict=True))
     return StepWork(
         num_tokens=len(decodes) + sum(n for _, n in spans),
