@@ -34,11 +34,6 @@ class ChatTemplate:
             except TemplateFailure as error:
                 raise InvalidInputError("chat template", f"cannot be used ({error})", "fix it") from error
 
-    @property
-    def is_plain(self) -> bool:
-        """True for ChatML, which is rendered in this process."""
-        return self._plain is not None
-
     def end_token(self, tokenizer: Any) -> int | None:
         """Return the id of the end token that the tokenizer's files state, or None."""
         text = self._tokens.get("eos_token")

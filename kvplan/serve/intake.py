@@ -36,7 +36,6 @@ from kvplan.serve.pooling import EMBEDDING, SCORE, VectorShape, paired
 from kvplan.serve.responses import ResponseShape, chat_body
 
 MAX_BODY_BYTES: Final = 16 << 20
-AT_ONCE: Final = 2048  # bytes of a body that is read in less time than a thread takes to begin with it
 MOST_LARGE: Final = 8  # bodies above bodies.SMALL that are received or wait for their thread; others are not read yet
 MOST_CHARS: Final = 1 << 20  # of messages before their template, and of a text that is only counted, at least
 Made = TypeVar("Made")
@@ -95,8 +94,6 @@ class Intake:
         self.turns = {is_keyed: asyncio.Semaphore(MOST_LARGE) for is_keyed in (True, False)}  # of large bodies
 
     async def run(self, read_body: Callable[[bytes], Made], data: bytes, *, is_keyed: bool) -> Made:
-        if len(data) <= AT_ONCE and self._served.template.is_plain:
-            return read_body(data)
         return await asyncio.get_running_loop().run_in_executor(self._threads[is_keyed], read_body, data)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from kvplan.planning.plan import Plan
 from kvplan.serve.drafts import Drafts
 from kvplan.serve.jobs import Simulated
 from kvplan.serve.kv_events import EventLog, Publisher, check_groups
+from kvplan.serve.stretch import SHORTEST, Stretch, quiet_steps
 from kvplan.serve.text import end_token_of
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
@@ -192,18 +193,18 @@ class Twin:
         self.tokenizer = tokenizer
         self.max_model_len = config.max_model_len
         self.tiers, self._drafts = tiers, drafts
-        self.scheduler = self._scheduler(config, plan)
+        self._scheduler = self._made(config, plan)
         self.clock, self.lag, self._noise, self._luck = clock or WallClock(), Lag(warn), noise, Random(0)
         self._adapters = {} if adapters is None else adapters
         self._lora_ids = {name: number for number, name in enumerate(self._adapters, 1)}
         self.publisher = publisher
         if publisher is not None:
-            rules, drafts_rules = groups(plan), self.scheduler.extension(Drafting)
+            rules, drafts_rules = groups(plan), self._scheduler.extension(Drafting)
             check_groups(rules, plan.request.spec.name, 1 if drafts is None else drafts.num_modules)
             is_latent = all(group.first.kind == "latent" for group in plan.pool.groups)
             lookahead = 0 if drafts_rules is None else drafts_rules.rules.hash_lookahead
             self._events = EventLog(rules, lookahead, is_latent, self._lora_ids)
-            self.scheduler.blocks.pool.watcher = self._events
+            self._scheduler.blocks.pool.watcher = self._events
         self._reaches = tuple(kind.reach for kind in attention_kinds(plan))
         self._step_time, self._speed = step_time, speed
         self._vocab_size = plan.request.spec.vocab_size
@@ -217,12 +218,14 @@ class Twin:
         self._requests: dict[str, Request] = {}
         self._scripts: dict[str, Script] = {}  # of requests
         self._is_pooling = False
+        self._stretch: Stretch | None = None
+        self._readers: list[tuple[Request, Script, int]] = []  # with the place of their last token before the stretch
         self._in_flight: deque[Flight] = deque()
         self._free_at = 0.0  # time at which the simulated device becomes idle
         self._ended: list[Request] = []  # the next step returns their outputs
         self._ids = count(1)
 
-    def _scheduler(self, config: SimulatedConfig, plan: Plan) -> Scheduler:
+    def _made(self, config: SimulatedConfig, plan: Plan) -> Scheduler:
         if self.tiers is None and self._drafts is not None:
             rules = draft_rules(
                 self._drafts.method,
@@ -232,6 +235,12 @@ class Twin:
             )
             config = replace(config, drafts=rules)
         return simulated_scheduler(config, plan.capacity.num_blocks, groups(plan), self.tiers)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, up to date."""
+        self._settle()
+        return self._scheduler
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -247,6 +256,7 @@ class Twin:
         on_token: Callable[[TokenUpdate], None] | None = None,
         simulated: Simulated = PLAIN,
     ) -> Request:
+        self._settle()
         params = params or SamplingParams()
         if adapter is not None and adapter not in self._adapters:
             raise InvalidInputError("adapter", f"{adapter!r:.60} is not known", "name another, or remove it")
@@ -266,7 +276,7 @@ class Twin:
         if not self._eos and (script.ends or not params.ignore_eos):  # no end token exists
             length = len(script.words) if script.ends else max(self._output_tokens, script.min_tokens)
             seq.max_tokens = max(1, min(seq.max_tokens, length))
-        self.scheduler.add(seq)
+        self._scheduler.add(seq)
         request = Request(seq, params, on_token, self.tokenizer, min_tokens=script.min_tokens)
         self._requests[seq.request_id], self._scripts[seq.request_id] = request, script
         if params.prompt_logprobs is not None:
@@ -295,9 +305,10 @@ class Twin:
         self._lora_ids.setdefault(name, len(self._lora_ids) + 1)
 
     def abort(self, request_id: str) -> object:
+        self._settle()
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self.scheduler.abort(request_id)
+            self._scheduler.abort(request_id)
             request.on_token = None
             self._complete(request, self._scripts.pop(request_id))
         return request
@@ -312,13 +323,15 @@ class Twin:
     @property
     def has_unfinished(self) -> bool:
         is_copying = self.tiers is not None and self.tiers.is_busy
-        return self.scheduler.has_unfinished or bool(self._ended) or is_copying
+        return self._scheduler.has_unfinished or bool(self._ended) or is_copying
 
     # --- one step -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
         """Schedule a batch; wait for the oldest one if the batch queue is full. Return outputs of ended requests."""
-        if self.scheduler.has_unfinished or (self.tiers is not None and self.tiers.is_busy):
+        if self._stretch is not None and self._run_quietly(self._stretch):
+            pass
+        elif self._scheduler.has_unfinished or (self.tiers is not None and self.tiers.is_busy):
             try:
                 self._run()
             except Exception as error:
@@ -335,11 +348,70 @@ class Twin:
         """End every request with an error, as the scheduler's state can no longer be trusted."""
         self._in_flight.clear()
         for request in list(self._requests.values()):
-            self.scheduler.fail(request.seq.request_id, why)
+            self._scheduler.fail(request.seq.request_id, why)
             self._finish(request)
 
+    def _run_quietly(self, stretch: Stretch) -> bool:
+        """Run a step in which nothing but decoding happens; False if the next is another."""
+        work = stretch.schedule() if stretch.num_left and self._stretch is stretch else None
+        if work is None:
+            self._settle()
+            return False
+        self._launch(Batch(0), self._step_time.seconds(work), self.clock.now())
+        flight = self._in_flight.popleft()
+        self.clock.sleep_until(flight.end)
+        self.lag.count(self.clock.now() - flight.end, flight.seconds)
+        stretch.update()
+        for request, script, first in self._readers:
+            if request.on_token is not None:
+                request.on_token(script.tick or self._update(request, script, first + stretch.done))
+        return True
+
+    def _settle(self) -> None:
+        """End a stretch of quiet steps."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is not None:
+            batch = stretch.settle()
+            self._in_flight = deque(Flight(batch, flight.end, flight.seconds) for flight in self._in_flight)
+
+    def _begin_stretch(self, batch: Batch) -> None:
+        """Begin a stretch of quiet steps if the next steps are so many."""
+        if self.tiers is not None or self._drafts is not None or self._is_pooling:
+            return
+        num_steps = quiet_steps(self._scheduler, batch, self._num_left)
+        if num_steps >= SHORTEST:
+            self._stretch = Stretch(self._scheduler, self._reaches, num_steps, self._extend)
+            running = ((self._requests[seq.request_id], self._scripts[seq.request_id]) for seq in self._scheduler.running)
+            self._readers = [
+                (request, script, request.seq.num_output_tokens - 1)
+                for request, script in running
+                if request.on_token is not None
+            ]
+
+    def _num_left(self, seq: Sequence) -> int:
+        """Return how many tokens come before the one that ends a sequence; 0 if it takes more to know them."""
+        script = self._scripts[seq.request_id]
+        if script.last is None:
+            return 0
+        length = min(seq.num_prompt_tokens + seq.max_tokens, self.max_model_len) - 1
+        return min(length, seq.num_prompt_tokens + script.last) - len(seq.token_ids)
+
+    def _extend(self, seq: Sequence, num_tokens: int) -> None:
+        """Extend a sequence's tokens to so many."""
+        words, start = self._words, self._scripts[seq.request_id].start
+        while (count := num_tokens - len(seq.token_ids)) > 0:
+            first = (start + len(seq.token_ids) - seq.num_prompt_tokens) % len(words)
+            seq.token_ids += words[first : first + count]
+
+    def _launch(self, batch: Batch, seconds: float, begin: float) -> None:
+        """Let a batch run for so long, after those before it."""
+        if self._noise:
+            seconds *= math.exp(self._luck.gauss(-self._noise * self._noise / 2, self._noise))
+        self._free_at = max(begin, self._free_at) + seconds / self._speed
+        self._in_flight.append(Flight(batch, self._free_at, seconds / self._speed))
+
     def _run(self) -> None:
-        batch = self.scheduler.schedule()
+        batch = self._scheduler.schedule()
         begin = self.clock.now() if self.tiers is None else self._copy(self.tiers, batch)
         for seq in batch.new:
             self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
@@ -349,17 +421,16 @@ class Twin:
             seconds = self._step_time.seconds(batch_work(batch, self._reaches))
             if self._drafts is not None and self._drafts.passes is not None:
                 seconds += self._drafts.passes.seconds(batch)
-            if self._noise:
-                seconds *= math.exp(self._luck.gauss(-self._noise * self._noise / 2, self._noise))
-            self._free_at = max(begin, self._free_at) + seconds / self._speed
-            self._in_flight.append(Flight(batch, self._free_at, seconds / self._speed))
-        depth = self.scheduler.config.batch_queue_depth
+            self._launch(batch, seconds, begin)
+        depth = self._scheduler.config.batch_queue_depth
         if self._in_flight and (len(self._in_flight) == depth or not batch.num_tokens):
             self._take_in(self._in_flight.popleft())
         elif self.tiers is not None and not self._in_flight:
             self.clock.sleep_until(self._next_copy(self.tiers))
         if self.tiers is not None:
             self.tiers.take_in_at(self.clock.now() * self._speed)
+        if not (batch.new or batch.resumed or batch.preempted or batch.failed or self._ended):
+            self._begin_stretch(batch)
 
     def _copy(self, tiers: TimedTiers, batch: Batch) -> float:
         """Begin a step's copies; return the time at which the step may write."""
@@ -376,10 +447,10 @@ class Twin:
         self.lag.count(self.clock.now() - flight.end, flight.seconds)
         for seq in flight.batch.samples if self._is_pooling else ():
             if not seq.is_finished and self._scripts[seq.request_id].is_pooled:
-                self.scheduler.finish(seq.request_id, "stop")
+                self._scheduler.finish(seq.request_id, "stop")
                 self._finish(self._requests[seq.request_id])
         seqs = [seq for seq in flight.batch.samples if seq.status != "finished"]
-        self.scheduler.update(flight.batch, self._sampled(seqs, flight.batch))
+        self._scheduler.update(flight.batch, self._sampled(seqs, flight.batch))
         requests, scripts = self._requests, self._scripts
         for seq in seqs:
             request, script = requests[seq.request_id], scripts[seq.request_id]
@@ -387,7 +458,8 @@ class Twin:
                 self._receive(request)
                 continue
             if request.on_token is not None:
-                request.on_token(script.tick or self._update(request, script))
+                place = len(seq.token_ids) - seq.num_prompt_tokens - 1
+                request.on_token(script.tick or self._update(request, script, place))
             if seq.status == "finished":
                 self._finish(request)
         if self._drafts is not None:
@@ -407,12 +479,11 @@ class Twin:
                 tokens[seq.request_id] = end if is_end else (words[(script.start + place) % num_words],)
         return tokens
 
-    def _update(self, request: Request, script: Script) -> TokenUpdate:
-        """Return the token just sampled and its text, of a request whose output is known in advance."""
-        seq = request.seq
-        place = len(seq.token_ids) - seq.num_prompt_tokens - 1
-        text = self._end_text if place == script.last else self._texts[(script.start + place) % len(self._texts)]
-        return TokenUpdate(seq.request_id, seq.token_ids[-1], text)
+    def _update(self, request: Request, script: Script, place: int) -> TokenUpdate:
+        """Return the token of a place and its text, of a request whose output is known in advance."""
+        word = (script.start + place) % len(self._words)
+        token, text = (self._end, self._end_text) if place == script.last else (self._words[word], self._texts[word])
+        return TokenUpdate(request.seq.request_id, token, text)
 
     def _complete(self, request: Request, script: Script) -> None:
         """Fill in the text of a request whose tokens nobody has read."""
@@ -433,7 +504,7 @@ class Twin:
 
     def _propose(self, batch: Batch) -> None:
         """Propose drafts for every running sequence, unless async scheduling has done so on the device."""
-        drafting, step = self.scheduler.extension(Drafting), batch.extra(DraftStep)
+        drafting, step = self._scheduler.extension(Drafting), batch.extra(DraftStep)
         if drafting is None or drafting.is_async or step.is_last:
             return
         drafts = [0] * step.num_next  # their ids do not matter
@@ -455,7 +526,7 @@ class Twin:
             logprobs = None if params.logprobs is None else _logprobs(token, params.logprobs)
             if request.receive(token, logprobs):
                 request.forget_unreceived()
-                self.scheduler.finish(seq.request_id, "stop")
+                self._scheduler.finish(seq.request_id, "stop")
                 seq.finish_reason = "stop"  # even if the length limit has ended it too
             if request.on_token is not None:
                 request.on_token(request.update(token))
@@ -474,7 +545,7 @@ class Twin:
 def _texts(tokenizer: Any, words: list[int]) -> list[str]:
     """Return the words' texts as they follow each other; nothing if a word alone has none."""
     if tokenizer is None:
-        return [""]
+        return [""] * len(words)
     detokenizer = Detokenizer(tokenizer, words)
     texts = [detokenizer.step(word) for word in words]
     return texts if all(texts) else []

@@ -53,6 +53,7 @@ class Worker:
 
     def __init__(self, backend: Backend, metrics: ServerMetrics, hooks: Hooks = NO_HOOKS) -> None:
         self.backend, self.metrics, self._hooks, self.now = backend, metrics, hooks, hooks.now
+        self._scheduler = backend.scheduler
         self.end_token: int | None = None  # the tokenizer's own, which is no stop reason
         self.is_well = True
         self.lost: Exception | None = None  # in the loop: what ended the thread before its time
@@ -236,7 +237,7 @@ class Worker:
             self.backend.abort(request_id)
             self._pieces.pop(job, None)
             self.metrics.ended(job, "abort", self.now())
-            self.metrics.levels(self.backend.scheduler)
+            self.metrics.levels(self._scheduler)
 
     def _pop(self, request_id: str) -> Job | None:
         self._unscheduled.pop(request_id, None)
@@ -268,7 +269,7 @@ class Worker:
         self._counts.clear()
         for output in outputs:
             self._end(output)
-        self.metrics.step(self.backend.scheduler)
+        self.metrics.step(self._scheduler)
 
     def _note_admitted(self, began: float) -> None:
         for job in list(self._unscheduled.values()):
