@@ -195,8 +195,9 @@ class Api:
             return EventStream(_chained(first, lines), media_type="text/event-stream")
         choices = [Choice(job.index) for job in generation.jobs]
         async with _watched(request, generation, self.served.request_timeout_s):
-            async for index, piece in generation.pieces():
-                choices[index].take(piece)
+            async for several in generation.pieces():
+                for index, piece in several:
+                    choices[index].take(piece)
         if any(choice.reason is None for choice in choices):
             raise ClientDisconnect
         return JSONResponse({"usage": usage(generation.jobs, choices), **shape.whole(head, choices)})
@@ -224,9 +225,9 @@ class Api:
         has_begun = False
         try:
             async with _watched(request, generation, self.served.request_timeout_s):
-                async for index, piece in generation.pieces():
+                async for several in generation.pieces():
                     has_begun = True
-                    yield chunks.lines(index, piece)
+                    yield b"".join([chunks.lines(index, piece) for index, piece in several])
             if with_usage:
                 yield event({**head, "choices": [], "usage": chunks.usage()})
         except ApiError as error:

@@ -163,17 +163,24 @@ class Generation:
         self._worker, self._pieces = worker, pieces
         self._left = len(jobs)
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield (completion index, piece) until all have ended; raise ApiError if one is rejected or fails."""
+    async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """Yield what has come, as (completion index, piece), until all have ended; raise ApiError if one is rejected or
+        fails.
+        """
         while self._left:
+            several, problem = list[tuple[int, Piece]](), None
             for index, piece in await self._pieces.take():
-                if index == GONE:
-                    return
-                if index == EXPIRED:
-                    raise ApiError("not answered in time", status=504, kind="GatewayTimeoutError")
-                _check(piece)
+                problem = _problem(index, piece)
+                if problem is not None or index == GONE:
+                    break
                 self._left -= piece.finish is not None
-                yield index, piece
+                several.append((index, piece))
+            if several:
+                yield several
+            if problem is not None:
+                raise problem
+            if index == GONE:
+                return
 
     def abandon(self) -> None:
         """Abort the unfinished completions and end `pieces`: the client has disconnected."""
@@ -189,18 +196,18 @@ class Generation:
         self._worker.abort(self.jobs)
 
 
-def _check(piece: Piece) -> None:
-    """Raise ApiError for a request that was rejected or failed."""
+def _problem(index: int, piece: Piece) -> ApiError | None:
+    """Return the error of a request that was rejected or failed, or has no more time."""
+    if index == EXPIRED:
+        return ApiError("not answered in time", status=504, kind="GatewayTimeoutError")
     if piece.refused is not None:
         is_own = isinstance(piece.refused, KvplanError)
-        raise ApiError(
-            refusal_text(piece.refused),
-            status=400 if is_own else 500,
-            kind="BadRequestError" if is_own else "InternalServerError",
-        )
+        kind = "BadRequestError" if is_own else "InternalServerError"
+        return ApiError(refusal_text(piece.refused), status=400 if is_own else 500, kind=kind)
     if piece.finish is not None and piece.finish.reason == "error":
         problem = (piece.finish.error or "the request failed").replace(POOL, POOL_OPTION)
-        raise ApiError(problem, status=500, kind="InternalServerError")
+        return ApiError(problem, status=500, kind="InternalServerError")
+    return None
 
 
 def check_count(num_prompts: int, n: int) -> None:

@@ -136,7 +136,7 @@ class ResponseShape:
         if self.call is None:
             place["content_index"] = 0
         logprobs: dict[str, Any] = {} if self.call is not None else {"logprobs": []}
-        async for _, several in generation.pieces():
+        async for several in generation.pieces():
             lines = []
             if not self._number:
                 lines += [self._event("created", response=started), self._event("in_progress", response=started)]
@@ -144,7 +144,7 @@ class ResponseShape:
                 lines.append(self._event("output_item.added", output_index=0, item=opened))
                 if self.call is None:
                     lines.append(self._event("content_part.added", part=_part(""), **place))
-            for piece in several.singles():
+            for piece in (single for _, piece in several for single in piece.singles()):
                 before = self._shown(choice)
                 choice.take(piece)
                 if delta := self._shown(choice)[len(before) :]:

@@ -149,11 +149,18 @@ class Worker:
         self.on_lost()
 
     def _deliver(self, pieces: dict[Job, Piece]) -> None:
+        late: dict[float, list[tuple[Job, Piece]]] = {}
         for job, piece in pieces.items():
             if job.delay and not self._hooks.is_virtual:
-                asyncio.get_running_loop().call_later(job.delay, self._give, job, piece)
+                late.setdefault(job.delay, []).append((job, piece))
             else:
                 self._give(job, piece)
+        for delay, group in late.items():
+            asyncio.get_running_loop().call_later(delay, self._give_all, group)
+
+    def _give_all(self, group: list[tuple[Job, Piece]]) -> None:
+        for job, piece in group:
+            self._give(job, piece)
 
     def _give(self, job: Job, piece: Piece) -> None:
         if job.has_ended:  # aborted meanwhile
