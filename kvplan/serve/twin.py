@@ -473,7 +473,7 @@ class Twin:
         for seq in seqs:
             script, place = scripts[seq.request_id], len(seq.token_ids) - seq.num_prompt_tokens
             if script.last is None:
-                tokens[seq.request_id] = self._tokens(seq, batch.extra(DraftStep))
+                tokens[seq.request_id] = self._tokens(seq, batch)
             else:
                 is_end = place >= script.last
                 tokens[seq.request_id] = end if is_end else (words[(script.start + place) % num_words],)
@@ -493,8 +493,9 @@ class Twin:
             text = "".join([self._texts[place % len(self._texts)] for place in places])
             request.text = text if num_words == request.seq.num_output_tokens else text + self._end_text
 
-    def _tokens(self, seq: Sequence, step: DraftStep) -> list[int]:
+    def _tokens(self, seq: Sequence, batch: Batch) -> list[int]:
         """Return a sequence's tokens of a step: the accepted drafts and one token after them."""
+        step = batch.extra(DraftStep)
         num_drafts = 0 if seq in step.padded else len(step.drafts.get(seq, ()))
         num_held = 0
         if num_drafts:
