@@ -144,7 +144,7 @@ class ResponseShape:
                 lines.append(self._event("output_item.added", output_index=0, item=opened))
                 if self.call is None:
                     lines.append(self._event("content_part.added", part=_part(""), **place))
-            for piece in (single for _, piece in several for single in piece.singles()):
+            for piece in [single for _, whole in several for single in whole.singles()]:
                 before = self._shown(choice)
                 choice.take(piece)
                 if delta := self._shown(choice)[len(before) :]:

@@ -32,7 +32,10 @@ def quiet_steps(scheduler: Scheduler, batch: Batch, num_left: Callable[[Sequence
     if len(batch.num_tokens) != len(running) or batch.samples != running:
         return 0
     for seq in running:
-        if seq.num_computed_tokens - seq.num_in_flight_tokens != len(seq.token_ids) - 1 or seq.num_placeholders != ahead:
+        if (
+            seq.num_computed_tokens - seq.num_in_flight_tokens != len(seq.token_ids) - 1
+            or seq.num_placeholders != ahead
+        ):
             return 0
     return min(map(num_left, running))
 

@@ -381,7 +381,9 @@ class Twin:
         num_steps = quiet_steps(self._scheduler, batch, self._num_left)
         if num_steps >= SHORTEST:
             self._stretch = Stretch(self._scheduler, self._reaches, num_steps, self._extend)
-            running = ((self._requests[seq.request_id], self._scripts[seq.request_id]) for seq in self._scheduler.running)
+            running = (
+                (self._requests[seq.request_id], self._scripts[seq.request_id]) for seq in self._scheduler.running
+            )
             self._readers = [
                 (request, script, request.seq.num_output_tokens - 1)
                 for request, script in running

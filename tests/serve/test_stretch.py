@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.config import SamplingParams
+from engine.request import TokenUpdate
 from engine.sequence import Sequence
 from kvplan.serve.jobs import Simulated
 from kvplan.serve.twin import Twin
@@ -36,6 +37,10 @@ def run(flags: dict[str, Any], seed: int, count_step: Callable[[Twin], None]) ->
     plan, clock, source = planned(**flags), OwnClock(), random.Random(seed)
     backend, events, rows = twin(plan, speed=1.0, output_tokens=60, clock=clock), Recorder(), list[Any]()
     backend.scheduler.blocks.pool.watcher = events
+
+    def note(update: TokenUpdate) -> None:
+        rows.append((update.request_id, update.token_id, update.text))
+
     waiting = [(source.randint(0, 400), number) for number in range(40)]
     for step in range(5000):
         for number in [number for when, number in waiting if when == step]:
@@ -46,8 +51,8 @@ def run(flags: dict[str, Any], seed: int, count_step: Callable[[Twin], None]) ->
                 stop=("blocks",) if source.random() < 0.1 else (),
             )
             whole = Simulated(is_whole=source.random() < 0.5)
-            note = (lambda update: rows.append((update.text, update.token_id))) if not whole.is_whole else None
-            backend.submit(prompt, params, request_id=str(number), on_token=note, simulated=whole)
+            reader = None if whole.is_whole else note
+            backend.submit(prompt, params, request_id=str(number), on_token=reader, simulated=whole)
         if source.random() < 0.01:
             backend.abort(str(source.randrange(40)))
         outputs = backend.step() if backend.has_unfinished else []
@@ -59,10 +64,16 @@ def run(flags: dict[str, Any], seed: int, count_step: Callable[[Twin], None]) ->
     return [*rows, backend.scheduler.num_preemptions, backend.scheduler.prefix_cache_stats]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [{}, {"async_scheduling": False}, {"num_gpu_blocks_override": 90}, {"max_num_seqs": 3}, {"enable_prefix_caching": False}],
+FLAGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"async_scheduling": False},
+    {"num_gpu_blocks_override": 90},
+    {"max_num_seqs": 3},
+    {"enable_prefix_caching": False},
 )
+
+
+@pytest.mark.parametrize("flags", FLAGS)
 def test_steps_together_are_the_steps_one_by_one(flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     quiet: list[bool] = []
     together = run(flags, 1, lambda backend: quiet.append(backend._stretch is not None))
