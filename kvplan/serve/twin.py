@@ -193,18 +193,19 @@ class Twin:
         self.tokenizer = tokenizer
         self.max_model_len = config.max_model_len
         self.tiers, self._drafts = tiers, drafts
-        self._scheduler = self._made(config, plan)
+        self._stretch: Stretch | None = None  # of quiet steps
+        self._core = self._scheduler(config, plan)
         self.clock, self.lag, self._noise, self._luck = clock or WallClock(), Lag(warn), noise, Random(0)
         self._adapters = {} if adapters is None else adapters
         self._lora_ids = {name: number for number, name in enumerate(self._adapters, 1)}
         self.publisher = publisher
         if publisher is not None:
-            rules, drafts_rules = groups(plan), self._scheduler.extension(Drafting)
+            rules, drafts_rules = groups(plan), self.scheduler.extension(Drafting)
             check_groups(rules, plan.request.spec.name, 1 if drafts is None else drafts.num_modules)
             is_latent = all(group.first.kind == "latent" for group in plan.pool.groups)
             lookahead = 0 if drafts_rules is None else drafts_rules.rules.hash_lookahead
             self._events = EventLog(rules, lookahead, is_latent, self._lora_ids)
-            self._scheduler.blocks.pool.watcher = self._events
+            self.scheduler.blocks.pool.watcher = self._events
         self._reaches = tuple(kind.reach for kind in attention_kinds(plan))
         self._step_time, self._speed = step_time, speed
         self._vocab_size = plan.request.spec.vocab_size
@@ -213,19 +214,18 @@ class Twin:
         self._output_tokens = output_tokens
         self._words = [0] if tokenizer is None else tokenizer.encode(ANSWER, add_special_tokens=False).ids
         self._texts = _texts(tokenizer, self._words)
-        self._end = min(self._eos, default=0)
-        self._end_text = "" if tokenizer is None else tokenizer.decode([self._end], skip_special_tokens=True)
+        self._end_token = min(self._eos, default=0)
+        self._end_text = "" if tokenizer is None else tokenizer.decode([self._end_token], skip_special_tokens=True)
         self._requests: dict[str, Request] = {}
         self._scripts: dict[str, Script] = {}  # of requests
         self._is_pooling = False
-        self._stretch: Stretch | None = None
         self._readers: list[tuple[Request, Script, int]] = []  # with the place of their last token before the stretch
         self._in_flight: deque[Flight] = deque()
         self._free_at = 0.0  # time at which the simulated device becomes idle
         self._ended: list[Request] = []  # the next step returns their outputs
         self._ids = count(1)
 
-    def _made(self, config: SimulatedConfig, plan: Plan) -> Scheduler:
+    def _scheduler(self, config: SimulatedConfig, plan: Plan) -> Scheduler:
         if self.tiers is None and self._drafts is not None:
             rules = draft_rules(
                 self._drafts.method,
@@ -240,7 +240,7 @@ class Twin:
     def scheduler(self) -> Scheduler:
         """The scheduler, up to date."""
         self._settle()
-        return self._scheduler
+        return self._core
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -256,7 +256,6 @@ class Twin:
         on_token: Callable[[TokenUpdate], None] | None = None,
         simulated: Simulated = PLAIN,
     ) -> Request:
-        self._settle()
         params = params or SamplingParams()
         if adapter is not None and adapter not in self._adapters:
             raise InvalidInputError("adapter", f"{adapter!r:.60} is not known", "name another, or remove it")
@@ -276,7 +275,7 @@ class Twin:
         if not self._eos and (script.ends or not params.ignore_eos):  # no end token exists
             length = len(script.words) if script.ends else max(self._output_tokens, script.min_tokens)
             seq.max_tokens = max(1, min(seq.max_tokens, length))
-        self._scheduler.add(seq)
+        self.scheduler.add(seq)
         request = Request(seq, params, on_token, self.tokenizer, min_tokens=script.min_tokens)
         self._requests[seq.request_id], self._scripts[seq.request_id] = request, script
         if params.prompt_logprobs is not None:
@@ -305,10 +304,9 @@ class Twin:
         self._lora_ids.setdefault(name, len(self._lora_ids) + 1)
 
     def abort(self, request_id: str) -> object:
-        self._settle()
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._scheduler.abort(request_id)
+            self.scheduler.abort(request_id)
             request.on_token = None
             self._complete(request, self._scripts.pop(request_id))
         return request
@@ -323,7 +321,7 @@ class Twin:
     @property
     def has_unfinished(self) -> bool:
         is_copying = self.tiers is not None and self.tiers.is_busy
-        return self._scheduler.has_unfinished or bool(self._ended) or is_copying
+        return self._core.has_unfinished or bool(self._ended) or is_copying
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -331,7 +329,7 @@ class Twin:
         """Schedule a batch; wait for the oldest one if the batch queue is full. Return outputs of ended requests."""
         if self._stretch is not None and self._run_quietly(self._stretch):
             pass
-        elif self._scheduler.has_unfinished or (self.tiers is not None and self.tiers.is_busy):
+        elif self.scheduler.has_unfinished or (self.tiers is not None and self.tiers.is_busy):
             try:
                 self._run()
             except Exception as error:
@@ -348,8 +346,8 @@ class Twin:
         """End every request with an error, as the scheduler's state can no longer be trusted."""
         self._in_flight.clear()
         for request in list(self._requests.values()):
-            self._scheduler.fail(request.seq.request_id, why)
-            self._finish(request)
+            self.scheduler.fail(request.seq.request_id, why)
+            self._end(request)
 
     def _run_quietly(self, stretch: Stretch) -> bool:
         """Run a step in which nothing but decoding happens; False if the next is another."""
@@ -376,17 +374,14 @@ class Twin:
 
     def _begin_stretch(self, batch: Batch) -> None:
         """Begin a stretch of quiet steps if the next steps are so many."""
-        if self.tiers is not None or self._drafts is not None or self._is_pooling:
-            return
-        num_steps = quiet_steps(self._scheduler, batch, self._num_left)
+        is_other = self.tiers is not None or self._drafts is not None or not isinstance(self._core, Scheduler)
+        num_steps = 0 if is_other or self._is_pooling else quiet_steps(self._core, batch, self._num_left)
         if num_steps >= SHORTEST:
-            self._stretch = Stretch(self._scheduler, self._reaches, num_steps, self._extend)
-            running = (
-                (self._requests[seq.request_id], self._scripts[seq.request_id]) for seq in self._scheduler.running
-            )
+            self._stretch = Stretch(self._core, self._reaches, num_steps, self._extend)
+            requests = [self._requests[seq.request_id] for seq in self._core.running]
             self._readers = [
-                (request, script, request.seq.num_output_tokens - 1)
-                for request, script in running
+                (request, self._scripts[request.seq.request_id], request.seq.num_output_tokens - 1)
+                for request in requests
                 if request.on_token is not None
             ]
 
@@ -413,18 +408,18 @@ class Twin:
         self._in_flight.append(Flight(batch, self._free_at, seconds / self._speed))
 
     def _run(self) -> None:
-        batch = self._scheduler.schedule()
+        batch = self.scheduler.schedule()
         begin = self.clock.now() if self.tiers is None else self._copy(self.tiers, batch)
         for seq in batch.new:
             self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
         for seq in batch.failed:
-            self._finish(self._requests[seq.request_id])
+            self._end(self._requests[seq.request_id])
         if batch.num_tokens:
             seconds = self._step_time.seconds(batch_work(batch, self._reaches))
             if self._drafts is not None and self._drafts.passes is not None:
                 seconds += self._drafts.passes.seconds(batch)
             self._launch(batch, seconds, begin)
-        depth = self._scheduler.config.batch_queue_depth
+        depth = self.scheduler.config.batch_queue_depth
         if self._in_flight and (len(self._in_flight) == depth or not batch.num_tokens):
             self._take_in(self._in_flight.popleft())
         elif self.tiers is not None and not self._in_flight:
@@ -449,10 +444,10 @@ class Twin:
         self.lag.count(self.clock.now() - flight.end, flight.seconds)
         for seq in flight.batch.samples if self._is_pooling else ():
             if not seq.is_finished and self._scripts[seq.request_id].is_pooled:
-                self._scheduler.finish(seq.request_id, "stop")
-                self._finish(self._requests[seq.request_id])
+                self.scheduler.finish(seq.request_id, "stop")
+                self._end(self._requests[seq.request_id])
         seqs = [seq for seq in flight.batch.samples if seq.status != "finished"]
-        self._scheduler.update(flight.batch, self._sampled(seqs, flight.batch))
+        self.scheduler.update(flight.batch, self._sampled(seqs, flight.batch))
         requests, scripts = self._requests, self._scripts
         for seq in seqs:
             request, script = requests[seq.request_id], scripts[seq.request_id]
@@ -463,14 +458,14 @@ class Twin:
                 place = len(seq.token_ids) - seq.num_prompt_tokens - 1
                 request.on_token(script.tick or self._update(request, script, place))
             if seq.status == "finished":
-                self._finish(request)
+                self._end(request)
         if self._drafts is not None:
             self._propose(flight.batch)
 
     def _sampled(self, seqs: list[Sequence], batch: Batch) -> dict[str, Several[int]]:
         """Return the sequences' tokens of a step, by request id."""
         tokens: dict[str, Several[int]] = {}
-        scripts, words, end = self._scripts, self._words, (self._end,)
+        scripts, words, end = self._scripts, self._words, (self._end_token,)
         num_words = len(words)
         for seq in seqs:
             script, place = scripts[seq.request_id], len(seq.token_ids) - seq.num_prompt_tokens
@@ -484,7 +479,9 @@ class Twin:
     def _update(self, request: Request, script: Script, place: int) -> TokenUpdate:
         """Return the token of a place and its text, of a request whose output is known in advance."""
         word = (script.start + place) % len(self._words)
-        token, text = (self._end, self._end_text) if place == script.last else (self._words[word], self._texts[word])
+        token, text = (
+            (self._end_token, self._end_text) if place == script.last else (self._words[word], self._texts[word])
+        )
         return TokenUpdate(request.seq.request_id, token, text)
 
     def _complete(self, request: Request, script: Script) -> None:
@@ -507,7 +504,7 @@ class Twin:
 
     def _propose(self, batch: Batch) -> None:
         """Propose drafts for every running sequence, unless async scheduling has done so on the device."""
-        drafting, step = self._scheduler.extension(Drafting), batch.extra(DraftStep)
+        drafting, step = self.scheduler.extension(Drafting), batch.extra(DraftStep)
         if drafting is None or drafting.is_async or step.is_last:
             return
         drafts = [0] * step.num_next  # their ids do not matter
@@ -516,10 +513,10 @@ class Twin:
     def _token(self, seq: Sequence, place: int) -> int:
         params, script = self._requests[seq.request_id].params, self._scripts[seq.request_id]
         if script.ends and place >= len(script.words):
-            return self._end
+            return self._end_token
         is_over = place >= script.min_tokens and place + 1 >= self._output_tokens and not params.ignore_eos
         if self._eos and is_over and not script.ends:
-            return self._end
+            return self._end_token
         return script.word(place, seq.stop_token_ids)
 
     def _receive(self, request: Request) -> None:
@@ -529,16 +526,16 @@ class Twin:
             logprobs = None if params.logprobs is None else _logprobs(token, params.logprobs)
             if request.receive(token, logprobs):
                 request.forget_unreceived()
-                self._scheduler.finish(seq.request_id, "stop")
+                self.scheduler.finish(seq.request_id, "stop")
                 seq.finish_reason = "stop"  # even if the length limit has ended it too
             if request.on_token is not None:
                 request.on_token(request.update(token))
             if not request.num_unreceived:  # cut off by a stop string
                 break
         if seq.is_finished:
-            self._finish(request)
+            self._end(request)
 
-    def _finish(self, request: Request) -> None:
+    def _end(self, request: Request) -> None:
         request_id = request.seq.request_id
         if self._requests.pop(request_id, None) is not None:  # None: aborted by a callback
             self._complete(request, self._scripts.pop(request_id))
