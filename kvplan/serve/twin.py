@@ -45,6 +45,7 @@ ANSWER: Final = (
 
 
 PLAIN: Final = Simulated()
+EMPTY: Final = Batch(0)  # of a step in a stretch, until the stretch ends
 WINDOW: Final = 100  # steps over which the host's lag is averaged
 LATE: Final = 1.1  # times the planned duration from which a warning is due
 REST_S: Final = 0.005  # longest wait for a copy in a step with nothing to run
@@ -355,7 +356,7 @@ class Twin:
         if work is None:
             self._settle()
             return False
-        self._launch(Batch(0), self._step_time.seconds(work), self.clock.now())
+        self._launch(EMPTY, self._step_time.seconds(work), self.clock.now())
         flight = self._in_flight.popleft()
         self.clock.sleep_until(flight.end)
         self.lag.count(self.clock.now() - flight.end, flight.seconds)

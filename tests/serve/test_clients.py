@@ -3,11 +3,15 @@
 Fields as sent, with prompts of our own. Whether the clients themselves were content is in docs/twin.md.
 """
 
+import re
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvplan.serve.run import begin, bind
 from tests.support.serving import Serving, serving, twin
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -92,3 +96,21 @@ def test_what_else_they_ask(server: Serving) -> None:
     assert server.get("/v1/models")["data"][0]["id"] == "llama-3.1-8b"
     called = server.post(CHAT, messages=HELLO, tool_choice="required", tools=[TOOL])["choices"][0]
     assert called["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 0}'}
+
+
+def test_clients_are_refused_until_the_server_has_started() -> None:
+    listener = bind("127.0.0.1", 0)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(listener.getsockname(), timeout=10)
+        begin(listener)
+        socket.create_connection(listener.getsockname(), timeout=10).close()
+    finally:
+        listener.close()
+
+
+def test_the_tests_that_the_table_names_exist() -> None:
+    root = Path(__file__).parents[2]
+    names = set(re.findall(r"test_\w+\.py", (root / "docs/twin.md").read_text()))
+    assert len(names) > 5
+    assert names <= {path.name for path in (root / "tests").rglob("test_*.py")}
