@@ -292,6 +292,10 @@ def _decode() -> list[Case]:
         Decode(kv_heads=1, lens=(300,)),  # three items of at least 128 tokens: what a device of one processor runs
         Decode(chunk=32, lens=(900, 31)),  # more parts than are merged at once
         Decode("bfloat16", "float8_e4m3fn", window=24, softcap=20.0, sinks=True, chunk=64),
+        # Values of odd heads are read one by one, of others two by two.
+        *(Decode("float16", "float8_e4m3fn", head_dim=d, chunk=64, lens=(1, 75)) for d in (16, 33, 80, 256)),
+        Decode("float32", "float8_e4m3fn", head_dim=192, head_dim_v=128, lens=(17, 75)),
+        *(Decode("bfloat16", "float8_e4m3fn", block_size=n, lens=(1, n - 1, n, n + 1, 2 * n)) for n in (32, 64, 128)),
     ]
 
 
