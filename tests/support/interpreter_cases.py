@@ -391,6 +391,9 @@ def _others() -> list[Case]:
         *(Int4(dtype) for dtype in ("float32", "float16", "bfloat16")),
         *(Int4("bfloat16", inputs=512, groups=groups) for groups in (1, 2, 16, 64)),  # of 512, 256, 32 and 8 inputs
         *(Int4(inputs=inputs, groups=groups) for inputs, groups in ((8, 1), (96, 3), (208, 1), (272, 2), (384, 8))),
+        # A nibble's inputs: 64, groups of 128 and 192; 32, groups of 96; 16, of 16 and all; an eighth of all, of 24 and 8
+        *(Int4("bfloat16", inputs=i, groups=g) for i, g in ((1024, 8), (1536, 8), (768, 8), (384, 24), (640, 1))),
+        *(Int4("bfloat16", tokens=70, inputs=i, groups=g) for i, g in ((1024, 4), (192, 8), (2048, 2))),
         *(Int4(tokens=tokens, outputs=outputs) for tokens, outputs in ((1, 8), (16, 64), (17, 72), (70, 136))),
         *(Int4(dtype, inputs=640, num_splits=splits) for dtype in ("float32", "bfloat16") for splits in (2, 3, 99)),
         Int4("float16", scales="bfloat16", tokens=130, outputs=136),
