@@ -33,7 +33,7 @@ def start_rows(sinks_ptr, heads, is_head, holds_sink, M: tl.constexpr, DV: tl.co
 
 @triton.jit
 def weigh_tile(scores, top, total):
-    """(top, total) after one more tile of scores [M, N], -inf where not to be seen; its weights, what acc shrinks by."""
+    """(top, total, weights, what acc shrinks by) for one more tile of scores [M, N], -inf where not to be seen."""
     new_top = tl.maximum(top, tl.max(scores, 1))
     base = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen nothing yet: 2^-inf, not NaN
     weights = tl.exp2(scores - base[:, None])
