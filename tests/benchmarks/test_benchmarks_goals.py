@@ -273,7 +273,7 @@ def test_a_stage_that_was_cut_off_counts_as_far_as_it_came(reports: Path) -> Non
     document = {"schema": "kvplan/gpu@1", "device": "NVIDIA H200", "stages": [stage, skipped]}
     goals.main([str(write(reports / "summary.json", document))])
     assert goals.read_evidence(goals.EVIDENCE) == {
-        "NVIDIA H200": Shown({"prefill-matmul": (Measured(0.51, **HOW),)})
+        "NVIDIA H200": Shown({"prefill-matmul": (Measured(0.51, **HOW),)}, {"kernels": HOW["utc"]})
     }  # fmt: skip
 
 
