@@ -170,5 +170,5 @@ def _launch_args(
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
         # Three programs have 168 registers a thread; left to itself ptxas stops at 128, where splits need 130.
-        "maxnreg": 168 if tile.block_m == 16 else None,
+        "maxnreg": 168 if run and tile.block_m == 16 else None,
     }

@@ -89,6 +89,9 @@ def prefill_kernel(
         other=0.0,
     )
     in_page = 0 if TMA else in_tile  # the tokens of a tile whose pages are looked up
+    if not TMA:
+        k_base = k_cache_ptr + kv_head * stride_k_head
+        v_base = v_cache_ptr + kv_head * stride_v_head
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_table
 
     # Tiles up to the first query are seen whole by every row, unless a window hides their start from some.
@@ -102,7 +105,7 @@ def prefill_kernel(
         for tile in range(mask_from if is_masked else first_tile, end_tile if is_masked else mask_from):
             tokens = tile * BLOCK_N + in_tile
             # Page ids one tile ahead: waiting for them here would leave no key or value in flight.
-            next_pages = load_pages(table_ptr, (tile + 1) * BLOCK_N + in_page, context_len, BLOCK_SIZE)
+            next_pages = load_pages(table_ptr, tile * BLOCK_N + in_page + BLOCK_N, context_len, BLOCK_SIZE)
             if TMA:
                 slot = tile * BLOCK_N % BLOCK_SIZE
                 k = tl.trans(tl.reshape(k_cache_ptr.load([pages, slot, kv_head, 0]), [BLOCK_N, BLOCK_D]))
@@ -110,8 +113,8 @@ def prefill_kernel(
             else:
                 k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
                 v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
-                k = load_columns(k_cache_ptr + kv_head * stride_k_head, k_rows, columns, HEAD_DIM, BLOCK_D)
-                v = load_rows(v_cache_ptr + kv_head * stride_v_head, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
+                k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
+                v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
             scores = attention_scores(q, k, scale, SOFTCAP, DOT)
             if is_masked:
                 visible = tokens[None, :] <= positions[:, None]
