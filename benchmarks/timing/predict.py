@@ -50,6 +50,11 @@ class Predicted:
 
 
 def load_of(fact: Fact) -> BenchLoad:
+    """The load of a server; of several data-parallel ranks that of one."""
+    if fact.dp > 1:
+        users = None if fact.users is None else max(1, fact.users // fact.dp)
+        rate = None if fact.rate is None else fact.rate / fact.dp
+        return load_of(replace(fact, dp=1, users=users, rate=rate, num_prompts=max(1, fact.num_prompts // fact.dp)))
     run_len = max(1, math.ceil(fact.input_len) - 1) if fact.limits.get("unique_prompts") else None
     return BenchLoad(fact.users, fact.rate, fact.num_prompts, partial(requests, fact), run_len)
 
@@ -109,7 +114,7 @@ def planned(fact: Fact) -> Plan:
         )
         try:
             made = plan(Request(spec, gpu(fact.gpu), args, release))
-            check(made)
+            check(made, ranks=True)
         except KvplanError as error:
             first = first or error
             continue
@@ -137,7 +142,7 @@ def predict(fact: Fact, made: Plan, times: StepTime) -> Predicted:
     result = figures(made, times, load_of(fact))
     polled = poll_of(fact) * result.times.get("tpot_p50", 0.0)
     waited = {name: value + polled * name.startswith("ttft") for name, value in result.times.items()}
-    return Predicted(waited, result.output_tokens_per_s, modeled(made))
+    return Predicted(waited, fact.dp * result.output_tokens_per_s, modeled(made))
 
 
 def stepped(fact: Fact, made: Plan, host: Host) -> KernelStep:
