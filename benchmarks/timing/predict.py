@@ -31,6 +31,7 @@ CUT_SIGMA = 0.66  # of AccelMark's prompts, of 64 to 592 tokens (its datasets/sh
 
 
 SHARES = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
+SHARED = 0.8  # of memory that a GPU shares with its host, where the usual share does not start and none is stated
 FOLDS = Path(__file__).with_name("folds.json")
 
 
@@ -100,7 +101,7 @@ def planned(fact: Fact) -> Plan:
     kv = "fp8" if fact.kv_dtype == "fp8" else "auto"
     first: KvplanError | None = None
     stated = fact.limits.get("memory_percent")
-    for utilization in (None if stated is None else stated / 100, 0.95, 0.97):
+    for utilization in (None if stated is None else stated / 100, 0.95, 0.97, SHARED):
         args = EngineArgs(
             max_model_len=context,
             tensor_parallel_size=fact.tp,

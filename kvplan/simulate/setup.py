@@ -110,7 +110,13 @@ def check(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False,
     refuse_unmodeled(plan, specs, drafts=drafts, ranks=ranks)
     if not plan.fits:
         where = f"{name} on {plan.request.gpu.name}"
-        raise UsageError("simulate", f"{where} {lack_text(plan)}", "see what would fit with `kvplan estimate`")
+        cure = "see what would fit with `kvplan estimate`"
+        if plan.refusal is not None and plan.refusal.flag:
+            from kvplan.planning.cures import flag_text  # only for the error
+
+            flag = flag_text(plan.request.release.engine, plan.refusal.argument, plan.refusal.values[0])
+            cure = f"use {flag}, or {cure}"
+        raise UsageError("simulate", f"{where} {lack_text(plan)}", cure)
 
 
 def refuse_unmodeled(
