@@ -169,10 +169,10 @@ def host_without_kind(fact: Fact) -> Host:
     """The host as fitted without the fact's kind; as shipped where nothing of it was fitted."""
     name = regime(fact)
     values = folds().get(name, {}).get(kind_of(fact))
-    return HOSTS[name] if values is None else replace(HOSTS[name], **values)
+    return HOSTS.get(name, HOSTS["vllm"]) if values is None else replace(HOSTS[name], **values)
 
 
 def predicted_by_kvplan(fact: Fact, *, as_shipped: bool) -> Predicted:
     made = planned(fact)
-    host = HOSTS[regime(fact)] if as_shipped else host_without_kind(fact)
+    host = HOSTS.get(regime(fact), HOSTS["vllm"]) if as_shipped else host_without_kind(fact)
     return predict(fact, made, stepped(fact, made, host))

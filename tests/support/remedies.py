@@ -148,7 +148,7 @@ CASES = [
     Case(f"{SIMULATE} --pp 2", "use --tp", ("-pp --tp 2",)),
     Case(
         "simulate qwen3-8b --gpu jetson-thor --ctx 16k " + LOAD,
-        "use --gpu-memory-utilization 0.87",
+        "use --gpu-memory-utilization 0.87, or see what would fit with `kvplan estimate`",
         ("--gpu-memory-utilization 0.87",),
     ),
     Case(
