@@ -11,6 +11,7 @@ from benchmarks.timing.kinds import form, has_tables, is_recent
 from benchmarks.timing.predict import OWN
 from benchmarks.timing.scores import GOALS, GROUPS, METRICS, UNITS, VERDICTS, Line, Point, goals, line, table
 from kvplan.core.errors import InvalidInputError
+from kvplan.core.units import plural
 
 COMMAND = (
     "python -m benchmarks.timing.silicon FOLDER; python benchmarks/timeboard.py tests/facts/time_cases.csv "
@@ -207,7 +208,7 @@ def beside_peer(board: Board) -> str:
                 if chosen:
                     rows.append([f"{who}, {name.removeprefix('- ')}: {UNITS[metric]}", *cells("", line(chosen))[1:5]])
     num = len({point.fact.id for point in mine})
-    text = f"{num:,} results of vLLM and SGLang that both answer, kvplan's host fitted without their kind:\n\n"
+    text = f"{plural(num, 'result')} of vLLM and SGLang that both answer, kvplan's host fitted without their kind:\n\n"
     return text + markdown(HEADER[:5], rows)
 
 
