@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [str(ROOT), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "benchmarks")]
 
 from benchmarks.timing import bounds, report, scores  # noqa: E402 -- after the path
-from benchmarks.timing.facts import MAX_BYTES, Fact, Malformed, read_facts  # noqa: E402 -- after the path
+from benchmarks.timing.facts import MAX_BYTES, Fact, Malformed, name_of, read_facts  # noqa: E402 -- after the path
 from benchmarks.timing.kinds import is_faulty, is_held  # noqa: E402 -- after the path
 from benchmarks.timing.predict import OWN, Predicted, predicted_by_kvplan  # noqa: E402 -- after the path
 from kvplan.core.errors import KvplanError  # noqa: E402 -- after the path
@@ -46,7 +46,7 @@ class Refused:
 
     @property
     def text(self) -> str:
-        return f"{self.fact.model} on {self.fact.tp} x {self.fact.gpu}: {self.why}"
+        return f"{name_of(self.fact)} on {self.fact.tp} x {self.fact.gpu}: {self.why}"
 
 
 def answered(fact: Fact, *, as_shipped: bool) -> Predicted | Refused:
