@@ -30,6 +30,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 WORDS = ("on", "source")
 # What others publish of themselves, and what a third party measured of them.
 PEERS = (
+    ("kvplan, without their kind", "68 closed loops, B200, B300, H100", "8.0%", "22%", "timeboard --peer, 2026-11-29"),
+    ("aiconfigurator 0.12", "the same 68, without InferenceX's flags", "14.0%", "56%", "benchmarks/timing/peer.py"),
     ("aiconfigurator 0.12", "41 closed loops, H100, H200, B200", "15.0%", "49%", "run on the same results, 2026-11"),
     ("aiconfigurator", "up to 106 stages, 38 experiments", "12.5%", "711%", "inference-sim's sim-to-real validation"),
     ("BLIS trained-physics", "the same", "6.9%", "18%", "its own publication; trained on such runs"),
