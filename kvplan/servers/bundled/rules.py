@@ -21,6 +21,7 @@ from kvplan.models.spec import (
     ModelSpec,
     PlainMlp,
     RecurrentState,
+    ShortConv,
     SlidingWindow,
     Weight,
 )
@@ -44,6 +45,7 @@ WIDE_ELEMENTS_ON_GPU = 1 << 24
 INT_BYTES = 4
 FILE_HEADER_BYTES = 40  # of a chunk in a file: 8 that name the format, and a SHA-256
 DELTA_CHUNK = 64  # tokens of a gated delta net whose corrections are solved together
+IN_PLACE = ("relu", "relu2")  # activations
 ADAPTED_AT_ONCE = 256  # tokens, in plain torch
 FEW_TOKENS = 512  # up to this many, tiles of tokens with one adapter have 16 places; beyond, 64
 WIDENED_TOKENS = {"float32": 96, "bfloat16": 2048, "float16": 2048}  # tokens from which a GPU dequantizes block fp8
@@ -218,7 +220,8 @@ def ends_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     for weight in spec.other_weights:
         if weight.group != "vision_audio":
             is_embedding = weight.group == "embedding"
-            is_here = (is_embedding and inputs.stage == 0) or (inputs.has_head and (spec.tied or not is_embedding))
+            is_last = not is_embedding or (spec.tied and not weight.name.endswith("positions"))
+            is_here = (is_embedding and inputs.stage == 0) or (inputs.has_head and is_last)
             excess += (is_here - weights.on_stage(weight.place, form)) * weights.weight_bytes(spec, weight, None, form)
     return excess
 
@@ -230,9 +233,7 @@ def buffer_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 
 def rope_dims(spec: ModelSpec, inputs: EngineInputs) -> list[int]:
-    """Width of each distinct RoPE table; a stage has those of its own layers."""
-    if inputs.pipeline_parallel_size == 1:
-        return [rope.dim for rope in spec.ropes]
+    """Width of each distinct RoPE table of this stage's layers."""
     mixers = (spec.decoder.layers[layer].attention for layer in layers_of(spec, inputs))
     ropes = {mixer.rotary for mixer in mixers if isinstance(mixer, HeadAttention | LatentHeads)}
     return [rope.dim for rope in ropes if rope is not None]
@@ -263,10 +264,10 @@ def row_scale_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 
 def is_state(caches: tuple[LayerCache, ...]) -> bool:
-    """True if a layer keeps a state per sequence instead of blocks; the engine runs gated delta nets and Mamba 2."""
+    """True if a layer keeps a state per sequence instead of blocks, of a kind that the engine runs."""
     if len(caches) != 1 or not isinstance(caches[0], RecurrentState):
         return False
-    return caches[0].kind in ("gated_delta_net", "mamba2")
+    return caches[0].kind in ("gated_delta_net", "mamba2", "short_conv")
 
 
 def paged_layers(spec: ModelSpec) -> list[tuple[LayerCache, ...]]:
@@ -411,6 +412,7 @@ def forward_bytes(spec: ModelSpec, inputs: EngineInputs, rows_each: int) -> int:
     in_layer = max(tokens * size * (streams * hidden + widest), latent_attention_bytes(spec, inputs, tokens))
     if spec.has_states:
         in_layer = max(in_layer, delta_net_bytes(spec, inputs, tokens), mamba2_bytes(spec, inputs, tokens))
+        in_layer = max(in_layer, short_conv_bytes(spec, inputs, tokens))
     in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in layers)
     rows = num_rows(inputs, rows_each) if inputs.has_head else 0
     in_head = rows * (size * hidden + head_bytes(inputs) * padded_vocabulary(spec, tp))
@@ -557,6 +559,16 @@ def mamba2_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
     return peak
 
 
+def short_conv_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
+    """Bytes in LFM2's convolution: both streams, the projection, what is convolved and the results of all tokens, and
+    the longest prefill's window and result.
+    """
+    longest = min(inputs.max_model_len, tokens - min(inputs.max_num_seqs, tokens) + 1)
+    widths = [layer.attention.channels for layer in spec.decoder.layers if isinstance(layer.attention, ShortConv)]
+    elements = [tokens * (2 * spec.hidden_size + 5 * width) + 2 * longest * width for width in widths]
+    return DTYPE_BYTES[inputs.dtype] * max(elements, default=0)
+
+
 def value_dim(spec: ModelSpec, num_heads: int) -> int:
     """Width of one head's values: o_proj's input per head."""
     out = next(weight for weight in spec.layer_weights[0] if weight.name.endswith("o_proj"))
@@ -579,7 +591,7 @@ def layer_elements(spec: ModelSpec, layer: int, inputs: EngineInputs) -> int:
             parts[weight.group] = sum(rows) + sum(rows) // 2  # gate and up, and their product
         elif weight.group == "mlp" and weight.split == "outputs":
             mlp = spec.decoder.layers[layer].mlp
-            parts["mlp"] = sum(rows) * (1 if isinstance(mlp, PlainMlp) and mlp.activation == "relu2" else 2)
+            parts["mlp"] = sum(rows) * (1 if isinstance(mlp, PlainMlp) and mlp.activation in IN_PLACE else 2)
         elif weight.name.endswith("qkv_proj"):
             query, key, _ = rows
             mixer = spec.decoder.layers[layer].attention
@@ -636,7 +648,7 @@ def lora_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 def is_adapted(weight: Weight) -> bool:
     """True if it runs as a linear layer."""
-    return weight.inputs > 1 and weight.group != "norm" and not weight.experts and not is_taken_apart(weight)
+    return weight.inputs > 1 and weight.dtype is None and weight.group != "norm" and not weight.experts and not is_taken_apart(weight)
 
 
 def slot_elements(weight: Weight, inputs: EngineInputs) -> int:
@@ -672,7 +684,7 @@ def adapters_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
             if weight.name.endswith("qkv_proj"):
                 attention = sum(rows) + (rows[0] if inputs.backend == "torch" else 0)  # RoPE copies of queries
             width = 2 * spec.hidden_size + sum(rows) + (columns if weight.split == "inputs" else 0)
-            width += attention if weight.name.endswith("o_proj") else 0
+            width += attention if (weight.group, weight.split) == ("attention", "inputs") else 0
             small = 4 * len(weight.parts) * inputs.max_lora_rank
             beside = 0
             if inputs.backend == "torch":
