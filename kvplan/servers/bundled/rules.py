@@ -591,7 +591,9 @@ def layer_elements(spec: ModelSpec, layer: int, inputs: EngineInputs) -> int:
             parts[weight.group] = sum(rows) + sum(rows) // 2  # gate and up, and their product
         elif weight.group == "mlp" and weight.split == "outputs":
             mlp = spec.decoder.layers[layer].mlp
-            parts["mlp"] = sum(rows) * (1 if isinstance(mlp, PlainMlp) and mlp.activation in IN_PLACE else 2)
+            parts["mlp"] = 2 * sum(rows)
+            if isinstance(mlp, PlainMlp) and mlp.activation in IN_PLACE:  # then the second product, and it with a bias
+                parts["mlp"] = sum(rows) + spec.hidden_size * (1 + mlp.bias)
         elif weight.name.endswith("qkv_proj"):
             query, key, _ = rows
             mixer = spec.decoder.layers[layer].attention
