@@ -21,6 +21,7 @@ from kvplan.models.spec import (
     ModelSpec,
     PlainMlp,
     RecurrentState,
+    Scheme,
     ShortConv,
     SlidingWindow,
     Weight,
@@ -29,6 +30,7 @@ from kvplan.sizing import layout, weights
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROTARY_BYTES = 4  # tables of cos and sin are float32
+SHAPE_BYTES = 16  # of int4's weight_shape, which a server holds
 ROW_SCALE_BYTES = 4  # float32, for each row of a matrix with one scale per tensor
 INDEX_BYTES = 8  # token ids, positions and slots are int64
 # The profile run samples with top_p, penalties and log-probabilities in every row. Next to the logits there are then,
@@ -207,7 +209,8 @@ def loaded_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     stored = spec.quantization
     kv_scales = sum(weights.kv_scale_bytes(spec.layers[i], stored, form, spec.dtype) for i in layers_of(spec, inputs))
     moved = ends_bytes(spec, inputs) if inputs.pipeline_parallel_size > 1 else 0
-    return sum(groups.values()) - groups["vision_audio"] - kv_scales - taken_apart(spec, inputs)[0] + moved
+    shapes = SHAPE_BYTES * sum(scheme.kind == "int4" for _, scheme in quantized_weights(spec, inputs))
+    return sum(groups.values()) - groups["vision_audio"] - kv_scales - shapes - taken_apart(spec, inputs)[0] + moved
 
 
 def ends_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
@@ -229,7 +232,7 @@ def ends_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 def buffer_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     """Bytes of rotary tables, scales expanded over rows, weights dequantized once, and what goes between stages."""
     tables = sum(ROTARY_BYTES * dim * inputs.max_model_len for dim in rope_dims(spec, inputs))
-    return tables + row_scale_bytes(spec, inputs) + taken_apart(spec, inputs)[1] + stream_bytes(spec, inputs)
+    return tables + made_bytes(spec, inputs) + taken_apart(spec, inputs)[1] + stream_bytes(spec, inputs)
 
 
 def rope_dims(spec: ModelSpec, inputs: EngineInputs) -> list[int]:
@@ -247,17 +250,31 @@ def stream_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     return neighbors * 2 * inputs.max_num_batched_tokens * spec.hidden_size * DTYPE_BYTES[inputs.dtype]
 
 
-def row_scale_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
-    """Bytes of per-tensor fp8 scales, which the engine expands over the rows once: its matmul takes one scale
-    per row.
+def quantized_weights(spec: ModelSpec, inputs: EngineInputs) -> list[tuple[Weight, Scheme]]:
+    """This rank's quantized matrices with their schemes, but for experts and what is dequantized once."""
+    pairs = [
+        (weight, weights.scheme_for(spec, weight, layer, None))
+        for layer in layers_of(spec, inputs)
+        for weight in spec.layer_weights[layer]
+        if not (weight.experts or is_taken_apart(weight))
+    ]
+    return [(weight, scheme) for weight, scheme in pairs if scheme is not None]
+
+
+def made_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Bytes of what kernels take and no checkpoint has: per-tensor fp8 scales, expanded over the rows; of
+    compressed-tensors' int4 zero points where it is symmetric, and the order of inputs whose groups are no neighbors.
     """
-    num_rows, tp = 0, inputs.tensor_parallel_size
-    for layer in layers_of(spec, inputs):
-        for weight in spec.layer_weights[layer]:
-            scheme = weights.scheme_for(spec, weight, layer, None)
-            if scheme is not None and scheme.kind == "fp8_tensor" and not (weight.experts or is_taken_apart(weight)):
-                num_rows += sum(weights.local_shape(weight, tp)[1])
-    return ROW_SCALE_BYTES * num_rows
+    total = 0
+    for weight, scheme in quantized_weights(spec, inputs):
+        columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
+        if scheme.kind == "fp8_tensor":
+            total += ROW_SCALE_BYTES * sum(rows)
+        if scheme.kind == "int4":
+            groups = -(-columns // (scheme.group_size or columns))
+            total += 0 if scheme.zeros else groups * sum(rows) // 2
+            total += INT_BYTES * columns if scheme.variant else 0
+    return total
 
 
 # --- the pool ---------------------------------------------------------------------------------------------------------
@@ -469,7 +486,7 @@ def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int
         # In float32, then rounded to 16 bits; in addition 4-bit values are int32, and block scales are gathered.
         # For e2m1 there are the nibbles in 16 bits, and a float16 and a float32 copy.
         item = (
-            8 if scheme.kind in ("fp8_block", "mxfp4", "nvfp4") else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq"))
+            8 if scheme.kind in ("fp8_block", "mxfp4", "nvfp4") else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq", "int4"))
         )
         results = 4 * spec.hidden_size if weight.experts else size * sum(rows)  # the experts' sum is float32
         limit = max(limit, tokens * (size * 2 * spec.hidden_size + results) + item * wide)
