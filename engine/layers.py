@@ -515,8 +515,8 @@ class Moe:
 def sparse_mixer(logits: torch.Tensor, jitter: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Two experts (ids and weights [num_tokens, 2]), one after the other: of each the softmax over those near it.
 
-    Near: less than twice the jitter below, by its own size or the best's. Source: arXiv 2409.12136 as Phi 3.5 MoE has it
-    (transformers 5.23 modeling_phimoe.py); the second is measured by the sizes of all, the first one's too.
+    Near: less than twice the jitter below, as a share of its own size or the best's. Source: arXiv 2409.12136 as Phi
+    3.5 MoE has it (transformers 5.23 modeling_phimoe.py).
     """
     scores = logits.float()
     ids, weights, left = [], [], scores

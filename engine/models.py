@@ -141,7 +141,9 @@ class Model:
         spec, bias = self.spec, self.decoder.head_bias
         self.final_norm = self.build_norm(builder, f"model.{self.decoder.names.final_norm}")
         self.head = (
-            self.embedding if spec.tied else Vocabulary(builder, "lm_head", spec.vocab_size, spec.hidden_size, bias=bias)
+            self.embedding
+            if spec.tied
+            else Vocabulary(builder, "lm_head", spec.vocab_size, spec.hidden_size, bias=bias)
         )
 
     def rotary(self, rotary: Rotary | None) -> torch.Tensor | None:

@@ -11,8 +11,8 @@ nvfp4       the same values, an fp8 scale (e4m3) for each 16 of a row and a floa
             nvfp4-pack-quantized.
 awq, gptq   4-bit values in int32 words, and for each group of inputs a 16-bit scale and a 4-bit zero point;
             w = (value - zero) * scale. Source: the packing of AutoAWQ's gemm version and of GPTQModel.
-int4        the same in compressed-tensors' pack-quantized; symmetric, every zero point is 8. Groups may be of inputs that
-            are no neighbors (actorder): then the columns are held in the order of their groups, and inputs reordered.
+int4        the same in compressed-tensors' pack-quantized; symmetric, every zero point is 8. Groups may be of inputs
+            that are no neighbors (actorder): then columns are held in the order of their groups, and inputs reordered.
 """
 
 from collections.abc import Callable
@@ -358,9 +358,7 @@ def _int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empt
     return Int4Matrix(words, scales, zeros)
 
 
-def _packed_int4(
-    scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empty, buffer: Empty
-) -> Int4Matrix:
+def _packed_int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empty, buffer: Empty) -> Int4Matrix:
     """compressed-tensors' words along the inputs, scales by output, and zero points in words along the outputs."""
     rows, columns = _sizes(pieces)
     group = min(scheme.group_size or pieces[0].inputs, pieces[0].inputs)

@@ -561,7 +561,7 @@ class PlainMoe:
 class MoeMlp:
     """`top_k` of `num_experts` gated MLPs per token, and shared ones for all.
 
-    scoring      function of the router's logits, over all experts; sparsemixer: over those near the best (Phi 3.5 MoE)
+    scoring      function of the router's logits, over all experts; sparsemixer: of those near the best (Phi 3.5 MoE)
     jitter       how near, of sparsemixer
     renormalize  the chosen scores are divided by their sum (for softmax the same as a softmax over the chosen)
     scale        final factor on the chosen scores
@@ -606,7 +606,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """A checkpoint's names for the parts of a model and of its layers; empty: there is no such part, or no such norm."""
+    """A checkpoint's names for the parts of a model and of its layers; empty: there is no such norm, or no name."""
 
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
@@ -631,8 +631,8 @@ class Decoder:
     logit_divisor    logits are divided by it (Granite)
     logit_softcap    logits are softcapped: softcap * tanh(logit / softcap)
     head_bias        the head has a bias
-    learned          rows of a table of learned positions that is added to the embeddings, of which the first two are not
-                     used (OPT); 0: there is none
+    learned          rows of a table of learned positions that is added to the embeddings, of which the first two are
+                     not used (OPT); 0: there is none
     """
 
     layers: tuple[DecoderLayer, ...]

@@ -607,7 +607,10 @@ SMALL = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "i
 GPTQ_3 = {"quant_method": "gptq", "bits": 3, "group_size": 128}
 NOT_RUN: dict[str, tuple[dict[str, Any], str]] = {
     **{
-        kind: ({**GPT2, **SMALL, "n_heads": 2, "d_model": 16, "n_layers": 2, "model_type": kind}, f"model_type '{kind}'")
+        kind: (
+            {**GPT2, **SMALL, "n_heads": 2, "d_model": 16, "n_layers": 2, "model_type": kind},
+            f"model_type '{kind}'",
+        )
         for kind in ("gpt2", "gpt_neox", "gptj", "gpt_bigcode", "bloom", "falcon", "mpt")
     },
     "a state": (MAMBA, "layer 0 keeps a mamba1 state, which the engine cannot run"),

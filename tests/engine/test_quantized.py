@@ -143,7 +143,7 @@ def gptq_column(weight: torch.Tensor) -> Packed:
 def int4(weight: torch.Tensor, group: int = GROUP, *, has_zeros: bool = False, is_ordered: bool = False) -> Packed:
     """Words along the inputs, zero points (else all 8) in words along the outputs; scales and the rest by output.
 
-    is_ordered  the groups are of inputs from all over, the same for layers of as many (llm-compressor's actorder: group)
+    is_ordered  groups are of inputs from all over, the same for layers of as many (llm-compressor's actorder: group)
     """
     inputs = weight.shape[1]
     source = torch.Generator().manual_seed(inputs)
@@ -409,7 +409,9 @@ def test_fused_layers_have_one_order_of_their_inputs(tmp_path: Path) -> None:
     def turn(tensors: dict[str, torch.Tensor]) -> None:
         tensors[f"{Q_PROJ}.weight_g_idx"] = tensors[f"{Q_PROJ}.weight_g_idx"].flip(0)
 
-    assert "group their inputs in different orders" in refusal(changed("int4 ordered", tmp_path, turn), UnsupportedModelError)
+    assert "group their inputs in different orders" in refusal(
+        changed("int4 ordered", tmp_path, turn), UnsupportedModelError
+    )
 
 
 def test_compressed_tensors_widens_fp8_blocks_alike() -> None:

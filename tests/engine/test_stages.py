@@ -215,7 +215,7 @@ def steps_of_engine(row: dict[str, Any]) -> list[list[Any]]:
 
 @pytest.mark.parametrize("row", SCHEDULES, ids=lambda row: str(row["name"]))
 def test_the_loop_follows_vllms_batch_queue(row: dict[str, Any]) -> None:
-    """With three stages and more a batch of nothing takes a place in the queue, so that a pool that is full shows it."""
+    """With three stages and more a batch of nothing takes a place in the queue; a pool that is full shows it."""
     assert steps_of_engine(row) == steps_of(row)
 
 

@@ -375,7 +375,9 @@ def load_reference(folder: Path) -> Any:
     model: Any = AUTO.from_pretrained(
         folder, config=config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":  # as after a request of 256 tokens
+    if (getattr(config, "rope_parameters", None) or {}).get(
+        "rope_type"
+    ) == "dynamic":  # as after a request of 256 tokens
         with torch.inference_mode():
             model(torch.zeros(1, 256, dtype=torch.long), use_cache=False)
     return model.eval()

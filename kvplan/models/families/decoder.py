@@ -201,6 +201,10 @@ def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
         case "phi":
             return replace(layout, names=replace(layout.names, final_norm="final_layernorm"))
         case "opt":
+            hidden, width = config.count("hidden_size"), config.count("word_embed_proj_dim", default=0, low=0)
+            if width not in (0, hidden):
+                where, problem = f"{config.where}: word_embed_proj_dim", f"the engine runs opt with {hidden} only"
+                raise UnsupportedModelError(where, f"{problem} ({width})", "choose another model")
             return replace(layout, learned=config.count("max_position_embeddings") + 2)
         case "granite" | "granitemoe":
             return replace(
@@ -380,7 +384,11 @@ def _check_routing(config: Config, experts: MoeMlp) -> MoeMlp:
 
 
 def _plain_activation(config: Config, model_type: str) -> PlainActivation:
-    return "relu" if model_type == "opt" and config.text("activation_function") == "relu" else _activation(config, model_type)
+    return (
+        "relu"
+        if model_type == "opt" and config.text("activation_function") == "relu"
+        else _activation(config, model_type)
+    )
 
 
 def _activation(config: Config, model_type: str) -> SmoothActivation:

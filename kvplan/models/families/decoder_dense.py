@@ -1,7 +1,7 @@
 """Families that the engine runs as rows: what their config classes and layers have that sizes do not say.
 
-Norms, biases, windows and gates come from the rows of dense.TRAITS and moe.FAMILIES, and of CLASSIC. Source: transformers 5.23,
-models/<family>/configuration_<family>.py and modeling_<family>.py.
+Norms, biases, windows and gates come from the rows of dense.TRAITS and moe.FAMILIES, and of CLASSIC. Source:
+transformers 5.23, models/<family>/configuration_<family>.py and modeling_<family>.py.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,8 @@ ROWS: dict[str, Mapping[str, Any]] = {
     },
     "glm": {**_HALF_TURNED, "rms_norm_eps": 1.5625e-7},
     "cohere": {
-        **_SILU, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "logit_scale": 0.0625,
+        **_SILU, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5, "max_position_embeddings": 8192,
+        "logit_scale": 0.0625,
     },
     "phi": {**_HALF_TURNED, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "max_position_embeddings": 2048},
     "stablelm": {
@@ -56,7 +57,8 @@ ROWS: dict[str, Mapping[str, Any]] = {
     },
     "opt": {"activation_function": "relu", "layer_norm_eps": 1e-5},
     "olmoe": {
-        **_SILU, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "num_experts_per_tok": 8, "norm_topk_prob": False,
+        **_SILU, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
     },
     "granitemoe": {**_GRANITE, "num_experts_per_tok": 2},
     "phimoe": {
@@ -107,13 +109,14 @@ ROWS_ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
     "phi": {"qk_layernorm": (False,), "mlp_bias": (True,)},
     "stablelm": {"qk_layernorm": (False,)},
     "opt": {
-        "do_layer_norm_before": (True,), "_remove_final_layer_norm": (False,), "layer_norm_elementwise_affine": (True,),
+        "do_layer_norm_before": (True,), "_remove_final_layer_norm": (False,),
+        "layer_norm_elementwise_affine": (True,),
     },
     "olmoe": {"clip_qkv": ()},
     "phimoe": {"num_experts_per_tok": (2,), "lm_head_bias": (True,)},
     "minimax_m2": {
-        "scoring_func": ("sigmoid",), "use_routing_bias": (True,), "use_qk_norm": (True,), "qk_norm_type": ("per_layer",),
-        "shared_intermediate_size": (0,),
+        "scoring_func": ("sigmoid",), "use_routing_bias": (True,), "use_qk_norm": (True,),
+        "qk_norm_type": ("per_layer",), "shared_intermediate_size": (0,),
     },
 }  # fmt: skip
 
@@ -151,7 +154,6 @@ def traits_of(config: Config, model_type: str) -> Traits:
     if model_type == "stablelm" and config.flag("use_parallel_residual"):
         return replace(CLASSIC[model_type], norms=("input_layernorm",))
     return {**TRAITS, **CLASSIC}.get(model_type) or FAMILIES[model_type][0]
-
 
 
 def turning_layers(config: Config, model_type: str, slides: list[bool]) -> list[bool]:

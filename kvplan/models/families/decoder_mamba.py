@@ -1,9 +1,10 @@
 """Computation of models with Mamba 2. Nemotron-H: in each layer Mamba 2, attention without positions, or a plain MLP.
-Granite 4: in each layer Mamba 2 or attention, then an MLP or experts beside it. LFM2: the same with a short convolution.
+Granite 4: in each layer Mamba 2 or attention, then an MLP or experts beside it. LFM2: a short convolution or attention,
+then an MLP.
 
 Source: transformers 5.23, models/nemotron_h/configuration_nemotron_h.py and modeling_nemotron_h.py, the same of
-granitemoehybrid and lfm2; vLLM 0.33, model_executor/models/nemotron_h.py and granitemoehybrid.py, which do not bound time steps
-either.
+granitemoehybrid and lfm2; vLLM 0.33, model_executor/models/nemotron_h.py and granitemoehybrid.py, which do not bound
+time steps either.
 """
 
 from collections.abc import Mapping

@@ -156,7 +156,10 @@ def _scaling(config: Config, settings: Config, model_type: str) -> RopeScaling |
             return _yarn(config, settings)
         case "longrope" | "su":
             return _longrope(config, settings, model_type)
-        case "dynamic" if "alpha" not in settings:
+        case "dynamic":
+            if "alpha" in settings:
+                problem = "rope_type 'dynamic' is not one the engine runs with alpha"
+                raise UnsupportedModelError(settings.where, problem, "choose another model")
             return DynamicScaling(positive(settings, "factor"), config.count("max_position_embeddings"))
         case other:
             raise UnsupportedModelError(

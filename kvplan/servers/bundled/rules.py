@@ -486,7 +486,9 @@ def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int
         # In float32, then rounded to 16 bits; in addition 4-bit values are int32, and block scales are gathered.
         # For e2m1 there are the nibbles in 16 bits, and a float16 and a float32 copy.
         item = (
-            8 if scheme.kind in ("fp8_block", "mxfp4", "nvfp4") else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq", "int4"))
+            8
+            if scheme.kind in ("fp8_block", "mxfp4", "nvfp4")
+            else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq", "int4"))
         )
         results = 4 * spec.hidden_size if weight.experts else size * sum(rows)  # the experts' sum is float32
         limit = max(limit, tokens * (size * 2 * spec.hidden_size + results) + item * wide)
@@ -667,7 +669,13 @@ def lora_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 def is_adapted(weight: Weight) -> bool:
     """True if it runs as a linear layer."""
-    return weight.inputs > 1 and weight.dtype is None and weight.group != "norm" and not weight.experts and not is_taken_apart(weight)
+    return (
+        weight.inputs > 1
+        and weight.dtype is None
+        and weight.group != "norm"
+        and not weight.experts
+        and not is_taken_apart(weight)
+    )
 
 
 def slot_elements(weight: Weight, inputs: EngineInputs) -> int:
