@@ -10,6 +10,12 @@ from kvplan.models.families.config import MAX_LAYERS, Config
 from kvplan.models.spec import Part, Weight
 
 Split = Literal["outputs", "inputs", "none"]
+PROJECTOR = "multi_modal_projector"
+
+
+def with_defaults(config: Config, **values: object) -> Config:
+    stated = {key: value for key, value in config.values.items() if value is not None}
+    return Config({**values, **stated}, config.where, config.notes)
 
 
 def linear(
@@ -81,3 +87,11 @@ def text_hidden(outer: Config, default: int | None = None) -> int:
         if "hidden_size" in outer.sub(key):
             return outer.sub(key).count("hidden_size")
     return outer.count("hidden_size") if default is None else outer.count("hidden_size", default=default)
+
+
+def whole_projector(inputs: int, middle: int, out: int, *, bias: bool = True) -> tuple[Weight, ...]:
+    """Two layers, replicated on every rank."""
+    return (
+        linear(f"{PROJECTOR}.linear_1", inputs, middle, bias=bias),
+        linear(f"{PROJECTOR}.linear_2", middle, out, bias=bias),
+    )

@@ -1,4 +1,4 @@
-"""Towers of known parts with a projector of their own: SigLIP's, CLIP's, Qwen2.5-VL's and Whisper's.
+"""Towers of SigLIP's layers with a projector of their own.
 
 Missing config keys take the default of the transformers class of the same model_type (5.23). Parts and sharding are
 vLLM 0.33's parameters per rank (tests/facts/architectures.jsonl).
@@ -6,50 +6,22 @@ vLLM 0.33's parameters per rank (tests/facts/architectures.jsonl).
 
 from dataclasses import replace
 
-from kvplan.models.families.blocks import table
 from kvplan.models.families.config import Config
 from kvplan.models.families.tower_blocks import (
+    PROJECTOR,
     block,
-    check_heads,
     column,
     depth_of,
     layer_norm,
     linear,
     row,
     text_hidden,
-    vector,
+    whole_projector,
+    with_defaults,
 )
-from kvplan.models.families.towers_audio import KERNEL, ears, thinker, whisper
-from kvplan.models.families.towers_audio import NAME as AUDIO_TOWER
 from kvplan.models.families.towers_llava import projector
-from kvplan.models.families.towers_vision import (
-    CLIP_LARGE_336_CONFIG,
-    channels,
-    clip,
-    feature_depth,
-    llava_tower,
-    siglip,
-    video_patch,
-)
+from kvplan.models.families.towers_vision import channels, feature_depth, siglip
 from kvplan.models.spec import Part, Weight
-
-PROJECTOR = "multi_modal_projector"
-
-
-def with_defaults(config: Config, **values: object) -> Config:
-    stated = {key: value for key, value in config.values.items() if value is not None}
-    return Config({**values, **stated}, config.where, config.notes)
-
-
-def whole_projector(inputs: int, middle: int, out: int, *, bias: bool = True) -> tuple[Weight, ...]:
-    """Two layers, replicated on every rank."""
-    return (
-        linear(f"{PROJECTOR}.linear_1", inputs, middle, bias=bias),
-        linear(f"{PROJECTOR}.linear_2", middle, out, bias=bias),
-    )
-
-
-# --- Images -----------------------------------------------------------------------------------------------------
 
 
 def paligemma(outer: Config) -> list[Weight]:
@@ -80,17 +52,6 @@ def cohere2_vision(outer: Config) -> list[Weight]:
     ]
 
 
-def llava_next_video(outer: Config) -> list[Weight]:
-    """LLaVA-NeXT-Video: CLIP as in LLaVA 1.6, without an embedding for the end of a row."""
-    config, text = llava_tower(outer), text_hidden(outer, 4096)
-    layers = depth_of(config, "num_hidden_layers", default=12)
-    bias = outer.flag("multimodal_projector_bias", True)
-    return [
-        *clip(config, layers, feature_depth(outer, layers, -2)),
-        *whole_projector(config.count("hidden_size", default=768), text, text, bias=bias),
-    ]
-
-
 def aria(outer: Config) -> list[Weight]:
     """Aria: queries attend to the patches of a Idefics-like tower, then an MLP."""
     config = with_defaults(
@@ -117,25 +78,6 @@ def aria(outer: Config) -> list[Weight]:
     ]
 
 
-def exaone4_5(outer: Config) -> list[Weight]:
-    """EXAONE 4.5: Qwen2.5-VL's tower with fewer key and value heads."""
-    config = outer.sub("vision_config")
-    hidden, inner = config.count("hidden_size", default=3584), config.count("intermediate_size", default=3420)
-    heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=32)
-    width, kv = check_heads(config, hidden, heads), config.count("num_key_value_heads", default=heads)
-    head = hidden // width
-    qkv, *others = block(config, hidden, heads, inner, norm_bias=False, gated=True)
-    qkv = replace(qkv, parts=(Part(heads, head), Part(kv, head), Part(kv, head)))
-    area = hidden * config.count("spatial_merge_size", default=2) ** 2
-    return [
-        linear("visual.patch_embed.proj", video_patch(config, 14), hidden),
-        *(qkv, *others) * depth,
-        vector("visual.merger.ln_q", hidden),
-        column("visual.merger.mlp.0", area, area),
-        row("visual.merger.mlp.2", area, config.count("out_hidden_size", default=hidden)),
-    ]
-
-
 def lfm2_vl(outer: Config) -> list[Weight]:
     """LFM2-VL: SigLIP 2 without its head; neighboring patches joined, a norm where stated, and two layers."""
     config = outer.sub("vision_config")
@@ -152,44 +94,6 @@ def lfm2_vl(outer: Config) -> list[Weight]:
         layer_norm("vision_tower.post_layernorm", hidden),
         *((layer_norm(f"{PROJECTOR}.layer_norm", area),) if outer.flag("projector_use_layernorm", True) else ()),
         *whole_projector(area, middle, text_hidden(outer), bias=outer.flag("projector_bias", True)),
-    ]
-
-
-def phi3_v(outer: Config) -> list[Weight]:
-    """Phi-3-vision: CLIP up to the last layer but one, two separators, and a projector of four joined patches."""
-    config, text = Config(CLIP_LARGE_336_CONFIG, outer.where, outer.notes), outer.count("hidden_size")
-    hidden, layers = config.count("hidden_size"), config.count("num_hidden_layers")
-    return [
-        *clip(config, layers, layers - 1),
-        replace(  # vLLM 0.33's class makes the language model's table twice
-            table("embed_tokens", outer.count("vocab_size"), text, group="vision_audio"), counted=False
-        ),
-        vector("vision_embed_tokens.glb_GN", 4 * hidden),
-        vector("vision_embed_tokens.sub_GN", 4 * hidden),
-        *whole_projector(4 * hidden, text, text),
-    ]
-
-
-def dots_ocr(outer: Config) -> list[Weight]:
-    """dots.ocr: gated rotary blocks without biases, and Qwen2-VL's merger."""
-    config = outer.sub("vision_config")
-    hidden, inner = config.count("embed_dim", default=1536), config.count("intermediate_size", default=4224)
-    heads, depth = config.count("num_attention_heads", default=12), depth_of(config, "num_hidden_layers", default=42)
-    pixels = channels(config) * config.count("patch_size", default=14) ** 2 * config.count(
-        "temporal_patch_size", default=1
-    )  # fmt: skip
-    biased, area = config.flag("use_bias"), hidden * config.count("spatial_merge_size", default=2) ** 2
-    layer = block(
-        config, hidden, heads, inner, attention_bias=biased, mlp_bias=biased, norm_bias=False, gated=True
-    )  # fmt: skip
-    return [
-        linear("vision_tower.patch_embed.patchifier.proj", pixels, hidden, bias=True),
-        vector("vision_tower.patch_embed.patchifier.norm", hidden),
-        *layer * depth,
-        *((vector("vision_tower.post_trunk_norm", hidden),) if config.flag("post_norm", True) else ()),
-        layer_norm("vision_tower.merger.ln_q", hidden),
-        column("vision_tower.merger.mlp.0", area, area),
-        row("vision_tower.merger.mlp.2", area, config.count("hidden_size", default=1536)),
     ]
 
 
@@ -218,22 +122,6 @@ def eagle_2_5_vl(outer: Config) -> list[Weight]:
         layer_norm("mlp1.norm", area),
         linear("mlp1.linear_1", area, text, bias=True),
         linear("mlp1.linear_2", text, text, bias=True),
-    ]
-
-
-def llava_onevision2(outer: Config) -> list[Weight]:
-    """LLaVA-OneVision 2: rotary blocks between a norm and Qwen2-VL's merger."""
-    config = outer.sub("vision_config")
-    hidden, inner = config.count("hidden_size"), config.count("intermediate_size")
-    area = hidden * config.count("spatial_merge_size", default=2) ** 2
-    return [
-        linear("visual.patch_embedding", channels(config) * config.count("patch_size", default=14) ** 2, hidden),
-        layer_norm("visual.layernorm_pre", hidden),
-        *block(config, hidden, config.count("num_attention_heads"), inner)
-        * depth_of(config, "num_hidden_layers", default=24),
-        layer_norm("visual.merger.ln_q", hidden),
-        column("visual.merger.mlp.0", area, area),
-        row("visual.merger.mlp.2", area, text_hidden(outer)),
     ]
 
 
@@ -266,40 +154,3 @@ def minicpmv4_6(outer: Config) -> list[Weight]:
         linear("merger.mlp.0.linear_1", area, area, bias=True),
         linear("merger.mlp.0.linear_2", area, text_hidden(outer), bias=True),
     ]
-
-
-# --- Sounds -----------------------------------------------------------------------------------------------------
-
-
-def audio_flamingo(outer: Config) -> list[Weight]:
-    """Audio Flamingo 3: Whisper's encoder and a projector, replicated on every rank."""
-    config = outer.sub("audio_config")
-    config = with_defaults(
-        config,
-        encoder_ffn_dim=config.count("intermediate_size", default=5120),
-        encoder_attention_heads=config.count("num_attention_heads", default=20),
-    )
-    hidden, text = config.count("hidden_size", default=1280), text_hidden(outer)
-    return [*whisper(config, split=False), *whole_projector(hidden, text, text)]
-
-
-def glm_asr(outer: Config) -> list[Weight]:
-    """GLM-ASR: Whisper's layers with rotary positions and a key bias; four frames joined."""
-    config = outer.sub("audio_config")
-    hidden, inner = config.count("hidden_size", default=1280), config.count("intermediate_size", default=5120)
-    heads, layers = config.count("num_attention_heads", default=20), depth_of(config, "num_hidden_layers", default=32)
-    bins, text = config.count("num_mel_bins", default=128), text_hidden(outer)
-    first, second = projector(inner, 2 * text, bias=True)
-    return [
-        linear(f"{AUDIO_TOWER}.conv1", bins * KERNEL, hidden, bias=True),
-        linear(f"{AUDIO_TOWER}.conv2", hidden * KERNEL, hidden, bias=True),
-        *block(config, hidden, heads, inner) * layers,
-        layer_norm(f"{AUDIO_TOWER}.norm", hidden),
-        first,
-        replace(second, inputs=2 * text, parts=(Part(text),)),
-    ]
-
-
-def qwen3_asr(outer: Config) -> list[Weight]:
-    """Qwen3-ASR: Qwen3-Omni's ears alone."""
-    return ears(with_defaults(thinker(outer).sub("audio_config"), output_dim=3584))

@@ -1,0 +1,80 @@
+"""Towers with rotary positions and a projector of their own.
+
+Missing config keys take the default of the transformers class of the same model_type (5.23). Parts and sharding are
+vLLM 0.33's parameters per rank (tests/facts/architectures.jsonl).
+"""
+
+from dataclasses import replace
+
+from kvplan.models.families.config import Config
+from kvplan.models.families.tower_blocks import (
+    block,
+    check_heads,
+    column,
+    depth_of,
+    layer_norm,
+    linear,
+    row,
+    text_hidden,
+    vector,
+)
+from kvplan.models.families.towers_vision import channels, video_patch
+from kvplan.models.spec import Part, Weight
+
+
+def exaone4_5(outer: Config) -> list[Weight]:
+    """EXAONE 4.5: Qwen2.5-VL's tower with fewer key and value heads."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=3584), config.count("intermediate_size", default=3420)
+    heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=32)
+    width, kv = check_heads(config, hidden, heads), config.count("num_key_value_heads", default=heads)
+    head = hidden // width
+    qkv, *others = block(config, hidden, heads, inner, norm_bias=False, gated=True)
+    qkv = replace(qkv, parts=(Part(heads, head), Part(kv, head), Part(kv, head)))
+    area = hidden * config.count("spatial_merge_size", default=2) ** 2
+    return [
+        linear("visual.patch_embed.proj", video_patch(config, 14), hidden),
+        *(qkv, *others) * depth,
+        vector("visual.merger.ln_q", hidden),
+        column("visual.merger.mlp.0", area, area),
+        row("visual.merger.mlp.2", area, config.count("out_hidden_size", default=hidden)),
+    ]
+
+
+def dots_ocr(outer: Config) -> list[Weight]:
+    """dots.ocr: gated rotary blocks without biases, and Qwen2-VL's merger."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("embed_dim", default=1536), config.count("intermediate_size", default=4224)
+    heads, depth = config.count("num_attention_heads", default=12), depth_of(config, "num_hidden_layers", default=42)
+    pixels = channels(config) * config.count("patch_size", default=14) ** 2 * config.count(
+        "temporal_patch_size", default=1
+    )  # fmt: skip
+    biased, area = config.flag("use_bias"), hidden * config.count("spatial_merge_size", default=2) ** 2
+    layer = block(
+        config, hidden, heads, inner, attention_bias=biased, mlp_bias=biased, norm_bias=False, gated=True
+    )  # fmt: skip
+    return [
+        linear("vision_tower.patch_embed.patchifier.proj", pixels, hidden, bias=True),
+        vector("vision_tower.patch_embed.patchifier.norm", hidden),
+        *layer * depth,
+        *((vector("vision_tower.post_trunk_norm", hidden),) if config.flag("post_norm", True) else ()),
+        layer_norm("vision_tower.merger.ln_q", hidden),
+        column("vision_tower.merger.mlp.0", area, area),
+        row("vision_tower.merger.mlp.2", area, config.count("hidden_size", default=1536)),
+    ]
+
+
+def llava_onevision2(outer: Config) -> list[Weight]:
+    """LLaVA-OneVision 2: rotary blocks between a norm and Qwen2-VL's merger."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size"), config.count("intermediate_size")
+    area = hidden * config.count("spatial_merge_size", default=2) ** 2
+    return [
+        linear("visual.patch_embedding", channels(config) * config.count("patch_size", default=14) ** 2, hidden),
+        layer_norm("visual.layernorm_pre", hidden),
+        *block(config, hidden, config.count("num_attention_heads"), inner)
+        * depth_of(config, "num_hidden_layers", default=24),
+        layer_norm("visual.merger.ln_q", hidden),
+        column("visual.merger.mlp.0", area, area),
+        row("visual.merger.mlp.2", area, text_hidden(outer)),
+    ]
