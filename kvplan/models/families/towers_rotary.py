@@ -18,7 +18,7 @@ from kvplan.models.families.tower_blocks import (
     text_hidden,
     vector,
 )
-from kvplan.models.families.towers_vision import channels, video_patch
+from kvplan.models.families.towers_vision import channels, qwen2_5_vl, video_patch
 from kvplan.models.spec import Part, Weight
 
 
@@ -78,3 +78,9 @@ def llava_onevision2(outer: Config) -> list[Weight]:
         column("visual.merger.mlp.0", area, area),
         row("visual.merger.mlp.2", area, text_hidden(outer)),
     ]
+
+
+def hyperclovax(outer: Config) -> list[Weight]:
+    """HyperCLOVA X with vision: Qwen2.5-VL's tower, and one linear layer."""
+    out = outer.sub("vision_config").count("out_hidden_size", default=3584)
+    return [*qwen2_5_vl(outer), linear("mm_projector", out, text_hidden(outer), bias=True)]

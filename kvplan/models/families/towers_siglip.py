@@ -19,7 +19,7 @@ from kvplan.models.families.tower_blocks import (
     whole_projector,
     with_defaults,
 )
-from kvplan.models.families.towers_llava import projector
+from kvplan.models.families.towers_llava import llava_onevision, projector
 from kvplan.models.families.towers_vision import channels, feature_depth, siglip
 from kvplan.models.spec import Part, Weight
 
@@ -153,4 +153,30 @@ def minicpmv4_6(outer: Config) -> list[Weight]:
         layer_norm("merger.mlp.0.pre_norm", area),
         linear("merger.mlp.0.linear_1", area, area, bias=True),
         linear("merger.mlp.0.linear_2", area, text_hidden(outer), bias=True),
+    ]
+
+
+def bee(outer: Config) -> list[Weight]:
+    """Bee and R: LLaVA-OneVision with a norm before its projector, whose first layer is four times as wide in Bee."""
+    *tower, _, _ = llava_onevision(outer)
+    hidden, text = outer.sub("vision_config").count("hidden_size", default=768), text_hidden(outer)
+    middle = text if outer.values.get("model_type") == "rvl" else 4 * text
+    return [*tower, layer_norm(f"{PROJECTOR}.pre_norm", hidden), *whole_projector(hidden, middle, text)]
+
+
+def bagel(outer: Config) -> list[Weight]:
+    """BAGEL's understanding half: SigLIP without its head, and two layers."""
+    config = with_defaults(outer.sub("vit_config"), vision_use_head=False)
+    return [*siglip(config), *projector(config.count("hidden_size", default=768), text_hidden(outer), bias=True)]
+
+
+def isaac(outer: Config) -> list[Weight]:
+    """Isaac: SigLIP 2, neighboring patches joined, and two layers without biases."""
+    config = with_defaults(outer.sub("vision_config"), vision_use_head=False, image_size=256)
+    hidden = config.count("hidden_size", default=768)
+    area = hidden * config.count("pixel_shuffle_scale_factor", default=1) ** 2
+    return [
+        *siglip(config),
+        column(f"{PROJECTOR}.linear_fc1", area, 4 * area, bias=False),
+        row(f"{PROJECTOR}.linear_fc2", 4 * area, text_hidden(outer), bias=False),
     ]

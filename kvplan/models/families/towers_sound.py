@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kvplan.models.families.config import Config
 from kvplan.models.families.tower_blocks import (
+    PROJECTOR,
     block,
     depth_of,
     layer_norm,
@@ -54,3 +55,14 @@ def glm_asr(outer: Config) -> list[Weight]:
 def qwen3_asr(outer: Config) -> list[Weight]:
     """Qwen3-ASR: Qwen3-Omni's ears alone."""
     return ears(with_defaults(thinker(outer).sub("audio_config"), output_dim=3584))
+
+
+def moss_transcribe(outer: Config) -> list[Weight]:
+    """MOSS-Transcribe: Whisper's encoder, neighboring frames joined, two layers and a norm."""
+    config, text = outer.sub("audio_config"), text_hidden(outer)
+    inputs = config.count("d_model", default=1024) * outer.count("audio_merge_size", default=4)
+    return [
+        *whisper(config, split=True),
+        *whole_projector(outer.count("adaptor_input_dim", default=inputs), text, text),
+        layer_norm(f"{PROJECTOR}.norm", text),
+    ]

@@ -1,0 +1,78 @@
+"""Towers of DeepSeek-VL2 and DeepSeek-OCR, which differ by the projector's inputs and by the class.
+
+Source: vLLM 0.33 deepseek_vl2.py, deepseek_ocr.py, deepseek_ocr2.py, deepencoder.py; compared with their parameters
+(tests/facts/architectures.jsonl).
+"""
+
+from dataclasses import replace
+
+from kvplan.models.families.config import Config
+from kvplan.models.families.tower_blocks import block, layer_norm, linear, vector
+from kvplan.models.families.towers_timm import plain_vit
+from kvplan.models.families.towers_vision import clip
+from kvplan.models.spec import Weight
+
+SIGLIP = {"width": 1152, "layers": 27, "inner": 4304, "heads": 16, "side": 384, "patch": 14}  # so400m_patch14_384
+CLIP_LARGE_224 = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "image_size": 224, "patch_size": 14,
+}  # fmt: skip
+SAM, SAM_LAYERS, SAM_GLOBAL, SAM_SIDE, SAM_WINDOW, SAM_HEADS = 768, 12, 4, 64, 14, 12
+QUERIES, QWEN_LAYERS, QWEN_INNER, QWEN_KV = (144, 256), 24, 4864, 128  # of DeepSeek-OCR 2's second encoder
+
+
+def whole(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    return tuple(replace(weight, split="none") for weight in weights)
+
+
+def sam(config: Config, out: int) -> list[Weight]:
+    """SAM's encoder with relative positions, and three convolutions; whole on every rank."""
+    layer = whole(block(config, SAM, SAM_HEADS, 4 * SAM))
+    tables = linear("sam_model.attn.rel_pos", 2 * SAM // SAM_HEADS, 2 * SAM_WINDOW - 1)
+    wide = replace(tables, parts=linear("", 1, 2 * SAM_SIDE - 1).parts)
+    return [
+        linear("sam_model.pos_embed", SAM, SAM_SIDE**2),
+        linear("sam_model.patch_embed.proj", 3 * 16**2, SAM, bias=True),
+        *(*layer, tables) * (SAM_LAYERS - SAM_GLOBAL),
+        *(*layer, wide) * SAM_GLOBAL,
+        linear("sam_model.neck.0", SAM, 256),
+        *(layer_norm("sam_model.neck.norm", 256),) * 2,
+        linear("sam_model.neck.2", 256 * 3**2, 256),
+        linear("sam_model.net_2", 256 * 3**2, 512),
+        linear("sam_model.net_3", 512 * 3**2, out),
+    ]
+
+
+def qwen2_encoder(width: int) -> list[Weight]:
+    """Queries that attend through Qwen2's layers; whole on every rank."""
+    layer = (
+        linear("qwen2_model.q_proj", width, width, bias=True),
+        linear("qwen2_model.kv_proj", width, 2 * QWEN_KV, bias=True),
+        linear("qwen2_model.o_proj", width, width),
+        linear("qwen2_model.mlp.gate_up_proj", width, 2 * QWEN_INNER),
+        linear("qwen2_model.mlp.down_proj", QWEN_INNER, width),
+        *(vector("qwen2_model.norm", width),) * 2,
+    )
+    return [*layer * QWEN_LAYERS, vector("qwen2_model.norm", width), linear("qwen2_model.query", width, sum(QUERIES))]
+
+
+def deepseek_vl2(outer: Config) -> list[Weight]:
+    config = outer.sub("projector_config")
+    inputs, out = config.count("input_dim", default=1152), config.count("n_embed", default=2048)
+    name = (outer.names("architectures") or [""])[0]
+    marks = [vector("image_newline", out), vector("view_seperator", out)]
+    if name.startswith("DeepseekOCR2"):
+        return [*sam(outer, inputs), *qwen2_encoder(inputs), marks[1], linear("projector", inputs, out, bias=True)]
+    if name.startswith(("DeepseekOCR", "UnlimitedOCR")):
+        encoder = Config(CLIP_LARGE_224, outer.where, outer.notes)
+        *layers, _ = clip(encoder, 24, 24)
+        return [*sam(outer, 1024), *layers, *marks, linear("projector", inputs, out, bias=True)]
+    area, middle = config.count("downsample_ratio", default=2) ** 2, out * config.count("mlp_ratio", default=1)
+    depth = config.count("depth", default=2)
+    return [
+        *plain_vit(outer, **SIGLIP),
+        linear("projector.0", inputs * area, middle, bias=True),
+        *(linear("projector.2", middle, middle, bias=True),) * (depth - 2),
+        linear("projector.4", middle, out, bias=True),
+        *marks,
+    ]
