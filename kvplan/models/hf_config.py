@@ -38,7 +38,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gemma3_text", "cohere", "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "glm4v_text",
         "glm_ocr_text", "exaone4", "arcee", "cwm", "jais2", "ernie4_5", "granite_swa", "orion", "plamo3", "solar",
         "nemotron", "exaone", "minicpm", "PanguEmbedded", "paddleocr_vl_text", "dots_ocr", "phi3_v", "Keye",
-        "KeyeVL1_5",
+        "KeyeVL1_5", "qwen3_asr_text",
     ),
     "classic": (
         "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm",
@@ -58,6 +58,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "renamed": (
         "apertus", "hyperclovax", "step1", "telechat", "iquestloopcoder", "ernie4_5_moe", "bailing_moe", "sarvam_moe",
         "param2moe", "afmoe", "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
+    ),
+    "recent": (
+        "beam", "flint", "dory", "muse_glimmer", "muse_glimmer_text", "rnj1", "molmo2", "molmo2_text",
     ),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
@@ -82,6 +85,8 @@ CLASSES: dict[str, str] = {
     "PanguUltraMoEForCausalLM": "pangu_ultra_moe", "Param2MoEForCausalLM": "param2moe", "Plamo3ForCausalLM": "plamo3",
     "SarvamMLAForCausalLM": "sarvam_mla", "SarvamMoEForCausalLM": "sarvam_moe", "SolarForCausalLM": "solar",
     "Step1ForCausalLM": "step1", "Step3TextForCausalLM": "step3_text", "Step3p5ForCausalLM": "step3p5",
+    "MoonshotKimiaForCausalLM": "qwen2", "FireRedASR2ForConditionalGeneration": "qwen2",
+    "FunASRForConditionalGeneration": "qwen3", "Rnj1ForCausalLM": "rnj1", "Molmo2ForConditionalGeneration": "molmo2",
     "TeleChat2ForCausalLM": "telechat", "TeleChat3ForCausalLM": "llama", "TeleFLMForCausalLM": "llama",
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
@@ -98,7 +103,7 @@ BFLOAT16 = ("gemma3_text",)  # encoders that vLLM refuses to load in float16, in
 TIED = "tie_word_embeddings"
 # Its value where the outer config of a model with towers lacks it: its class has one, whatever the inner config says.
 # Source: transformers 5.23 models/*/configuration_*.py; vLLM 0.33 config/vllm.py (with_hf_config) passes it inward.
-OUTER_TIED = dict.fromkeys(("gemma3", "gemma3n", "gemma4", "mistral3"), True) | dict.fromkeys(
+OUTER_TIED = dict.fromkeys(("gemma3", "gemma3n", "gemma4", "hyperclovax_vision_v2", "mistral3"), True) | dict.fromkeys(
     ("glm4v", "glm4v_moe", "glm_ocr", "glm5_next", "llama4", "llava", "minimax_m3_vl", "qwen2_vl", "qwen2_5_vl",
      "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"), False,
 )  # fmt: skip
@@ -228,6 +233,7 @@ LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
     "deepseek_sparse_attention": (LatentAttention,),
     "indexed_attention": (LatentAttention, FullAttention),
     "qwen_sparse_attention": (FullAttention,),
+    "mlp": (),
 }
 # Types whose output head takes no quantization unless the config names it. Source: vLLM 0.33 model_executor/models
 # (ParallelLMHead without quant_config).

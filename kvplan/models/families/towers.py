@@ -16,6 +16,13 @@ Names = dict[str, tuple[str, ...]]
 IMAGES, IMAGES_AND_VIDEOS, AUDIO = ("image",), ("image", "video"), ("audio",)
 # model_type -> module and function that reads its towers, imported on first use, and their modalities.
 TOWERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "kimi_audio": ("towers_sound", "kimi_audio", AUDIO),
+    "minicpm_ocr": ("towers_siglip", "minicpmv4_6", IMAGES_AND_VIDEOS),
+    "moss_audio": ("towers_sound", "moss_audio", AUDIO),
+    "ovis": ("towers_siglip", "ovis", IMAGES),
+    "step3p7": ("towers_perception", "step_vl", IMAGES),
+    "step3p7_vl": ("towers_perception", "step_vl", IMAGES),
+    "step_robotics": ("towers_perception", "step_vl", IMAGES),
     "alpamayo2_super": ("towers_vision", "qwen3_vl", IMAGES_AND_VIDEOS),
     "aria": ("towers_siglip", "aria", IMAGES),
     "audioflamingo3": ("towers_sound", "audio_flamingo", AUDIO),

@@ -83,7 +83,8 @@ def qwen2_audio(outer: Config) -> list[Weight]:
 def voxtral(outer: Config) -> list[Weight]:
     """Voxtral: four concatenated frames go through two layers without biases."""
     config = outer.sub("audio_config")
-    inner, text = config.count("intermediate_size", default=5120), text_hidden(outer, 4096)
+    inner, text = config.count("intermediate_size", "encoder_ffn_dim", default=5120), text_hidden(outer, 4096)
+    joined = config.count("d_model", "hidden_size", default=1280) * config.count("downsample_factor", default=4)
     shaped = Config(
         {
             "encoder_ffn_dim": inner,
@@ -93,9 +94,10 @@ def voxtral(outer: Config) -> list[Weight]:
         config.where,
         config.notes,
     )
+    positions = f"{NAME}.embed_positions"  # in float32, whatever the model's dtype (vLLM 0.33 voxtral.py)
     return [
-        *whisper(shaped, split=True),
-        linear(f"{NAME}.multi_modal_projector.linear_1", inner, text),
+        *(replace(w, dtype="float32") if w.name == positions else w for w in whisper(shaped, split=True)),
+        linear(f"{NAME}.multi_modal_projector.linear_1", joined, text),
         linear(f"{NAME}.multi_modal_projector.linear_2", text, text),
     ]
 

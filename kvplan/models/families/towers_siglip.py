@@ -23,6 +23,8 @@ from kvplan.models.families.towers_llava import llava_onevision, projector
 from kvplan.models.families.towers_vision import channels, feature_depth, siglip
 from kvplan.models.spec import Part, Weight
 
+INDICATORS = 5  # words of Ovis that mark images and their parts (vLLM 0.33 ovis.py)
+
 
 def paligemma(outer: Config) -> list[Weight]:
     """PaliGemma: SigLIP and one linear layer."""
@@ -179,4 +181,19 @@ def isaac(outer: Config) -> list[Weight]:
         *siglip(config),
         column(f"{PROJECTOR}.linear_fc1", area, 4 * area, bias=False),
         row(f"{PROJECTOR}.linear_fc2", 4 * area, text_hidden(outer), bias=False),
+    ]
+
+
+def ovis(outer: Config) -> list[Weight]:
+    """Ovis: SigLIP, joined patches as shares of words of its own, and a table of those words."""
+    config = outer.sub("visual_tokenizer_config")
+    tower, words = config.sub("backbone_config"), config.count("vocab_size", default=16384)
+    tower = with_defaults(tower, vision_use_head=False)
+    area = tower.count("hidden_size", default=768) * config.count("hidden_stride", default=1) ** 2
+    shares = words - INDICATORS
+    return [
+        *siglip(tower),
+        linear("visual_tokenizer.head.0", area, shares),
+        layer_norm("visual_tokenizer.head.1", shares),
+        linear("vte", text_hidden(outer), words),
     ]

@@ -13,6 +13,7 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
+    row,
     text_hidden,
     whole_projector,
     with_defaults,
@@ -21,6 +22,10 @@ from kvplan.models.families.towers_audio import KERNEL, ears, thinker, whisper
 from kvplan.models.families.towers_audio import NAME as AUDIO_TOWER
 from kvplan.models.families.towers_llava import projector
 from kvplan.models.spec import Part, Weight
+
+WHISPER_LARGE_V3 = {
+    "d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120, "num_mel_bins": 128,
+}  # fmt: skip
 
 
 def audio_flamingo(outer: Config) -> list[Weight]:
@@ -65,4 +70,34 @@ def moss_transcribe(outer: Config) -> list[Weight]:
         *whisper(config, split=True),
         *whole_projector(outer.count("adaptor_input_dim", default=inputs), text, text),
         layer_norm(f"{PROJECTOR}.norm", text),
+    ]
+
+
+def kimi_audio(outer: Config) -> list[Weight]:
+    """Kimi-Audio: the encoder of Whisper large v3, four frames joined, two layers and a norm."""
+    config, text = Config(WHISPER_LARGE_V3, outer.where, outer.notes), outer.count("hidden_size")
+    inputs = outer.count("kimia_adaptor_input_dim", default=5120)
+    return [*whisper(config, split=True), *whole_projector(inputs, text, text), layer_norm(f"{PROJECTOR}.norm", text)]
+
+
+def moss_audio(outer: Config) -> list[Weight]:
+    """MOSS-Audio: Qwen3-Omni's layers, and a gated projection for the last layer and for each chosen one."""
+    config, text = outer.sub("audio_config"), text_hidden(outer)
+    hidden, out = config.count("d_model", default=1280), config.count("output_dim", default=1280)
+    inner, taps = outer.count("adapter_hidden_size", default=8192), config.ints("deepstack_encoder_layer_indexes") or []
+    adapter = (
+        linear("audio_adapter.gate_up_proj", out, (Part(inner), Part(inner)), "outputs"),
+        row("audio_adapter.down_proj", inner, text, bias=False),
+    )
+    *stem, projection = [weight for weight in ears(config) if ".layers." not in weight.name][:4]
+    layers = [
+        weight for weight in ears(config) if ".layers." in weight.name and not weight.name.endswith("k_proj.bias")
+    ]
+    return [
+        *stem,
+        replace(projection, bias=True),
+        *layers,
+        layer_norm(f"{AUDIO_TOWER}.layer_norm", hidden),
+        linear(f"{AUDIO_TOWER}.out_proj", hidden, out),
+        *adapter * (1 + outer.count("deepstack_num_inject_layers", default=len(taps), low=0)),
     ]

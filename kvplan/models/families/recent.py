@@ -1,0 +1,110 @@
+"""Decoders of 2026 in the words of the dense and the sparse readers: Beam, Flint, Dory, Muse Glimmer, Rnj-1, Molmo 2.
+
+Source: vLLM 0.33 model_executor/models and vllm/models; compared with its parameters (tests/facts/architectures.jsonl).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvplan.models.families import dense, moe, rope
+from kvplan.models.families.blocks import SpecDraft, attention, column, embedding, gated_mlp, table, vector
+from kvplan.models.families.config import Config
+from kvplan.models.families.dense import FOUR_NORMS
+from kvplan.models.families.moe import NO_BIAS, Moe
+from kvplan.models.spec import LayerCache, Weight
+
+GATED = replace(NO_BIAS, norms=FOUR_NORMS, gate=True, windows="types")
+
+
+def read_beam(config: Config, model_type: str) -> SpecDraft:
+    """Beam: four norms, heads gated with a bias, experts chosen by groups."""
+    router = Moe(router_dtype="float32", correction="counted", shared="shared_expert_intermediate_size")
+    draft = moe.read_with(config, replace(GATED, qk_norm="head"), router, model_type)
+    bias = vector("self_attn.gate_bias", dense.heads_of(config).num_heads, "attention", split=True)
+    draft.layer_weights = [(*weights, bias) for weights in draft.layer_weights]
+    return draft
+
+
+def read_flint(config: Config, model_type: str) -> SpecDraft:
+    """Flint: a sink for each head in float32, a shared expert, windows by `layer_types`."""
+    router = Moe(shared="shared_expert_intermediate_size", shared_name="mlp.shared_expert")
+    draft = moe.read_with(config, replace(NO_BIAS, qk_norm="head", windows="types"), router, model_type)
+    heads = dense.heads_of(config).num_heads
+    sinks = vector("self_attn.softmax_offset", heads, "attention", split=True, dtype="float32")
+    draft.layer_weights = [(*weights, sinks) for weights in draft.layer_weights]
+    return draft
+
+
+def read_dory(config: Config, model_type: str) -> SpecDraft:
+    """Dory: layers of attention or of an MLP alone, scales instead of norms; a loop's layers have a cache a turn."""
+    hidden, inner, vocab = config.count("hidden_size"), config.count("intermediate_size"), config.count("vocab_size")
+    heads, num_layers, window = dense.heads_of(config), config.num_layers(), config.maybe_count("sliding_window")
+    every = ("sliding_attention", "mlp") * 3 + ("full_attention", "mlp")
+    types = config.per_layer_names("layer_types", num_layers) or [every[i % 8] for i in range(num_layers)]
+    width = heads.num_heads * heads.head_dim
+    mixer = (
+        *attention(hidden, heads),
+        column("mixer.g_proj", hidden, width, "attention"),
+        *(vector(f"mixer.{name}", width, "attention", split=True) for name in ("sqk", "s_gate")),
+        vector("attn_alpha", hidden),
+    )
+    mlp = (
+        *gated_mlp(hidden, inner),
+        *(vector(f"mixer.suv_{name}", inner, "mlp", split=True) for name in ("gate", "up")),
+        vector("mlp_alpha", hidden),
+    )
+    first, last = config.count("n_input_layers", default=0, low=0), config.count("n_output_layers", default=0, low=0)
+    loops = config.count("n_recurrent_loops", default=1)
+    if config.values.get("recurrent_kv_cache_mode") == "last_loop":
+        loops = 1
+    layers: list[tuple[LayerCache, ...]] = []
+    for i, kind in enumerate(types):
+        turns = loops if first <= i < num_layers - last else 1
+        cache = dense.attention_cache(heads, window if kind == "sliding_attention" else None)
+        layers.append(() if kind == "mlp" else (cache,) * turns)
+    context = rope.context_of(config)
+    scale = vector("lm_head.logit_scale", vocab, "lm_head", split=True)
+    return SpecDraft(
+        hidden_size=hidden, num_heads=heads.num_heads, vocab_size=vocab, context=context, layers=layers,
+        layer_weights=[mlp if kind == "mlp" else mixer for kind in types],
+        other_weights=[*embedding(vocab, hidden, tied=False, name="backbone.embeddings"), scale],
+        ropes=rope.tables(config, heads.head_dim, context.positions), widest_mlp=inner,
+    )  # fmt: skip
+
+
+def read_muse_glimmer(config: Config, model_type: str) -> SpecDraft:
+    """Muse Glimmer: four norms and gated heads."""
+    return dense.read_with(config, GATED, model_type)
+
+
+def read_rnj1(config: Config, model_type: str) -> SpecDraft:
+    """Rnj-1: Gemma 3's layers, whose local ones look one chunk back."""
+    return dense.read_with(config, replace(dense.TRAITS["gemma3_text"], windows="types"), model_type)
+
+
+def read_molmo2(config: Config, model_type: str) -> SpecDraft:
+    """Molmo 2: more words in the table than the head has, norms of queries and keys as `qk_norm_type` says."""
+    normed = config.flag("use_qk_norm", True)
+    kind = "head" if config.text("qk_norm_type", "olmo") == "qwen3" else "full"
+    traits = replace(NO_BIAS, qkv_bias=config.flag("qkv_bias", True), qk_norm=kind if normed else "no")
+    draft = dense.read_with(config, traits, model_type)
+    vocab, more = config.count("vocab_size"), config.count("additional_vocab_size", default=128, low=0)
+    words = table("model.embed_tokens", vocab + more, config.count("hidden_size"))
+    draft.other_weights = [replace_named(weight, words) for weight in draft.other_weights]
+    return draft
+
+
+def replace_named(weight: Weight, other: Weight) -> Weight:
+    return other if weight.name == other.name else weight
+
+
+READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
+    "beam": read_beam,
+    "flint": read_flint,
+    "dory": read_dory,
+    "muse_glimmer": read_muse_glimmer,
+    "muse_glimmer_text": read_muse_glimmer,
+    "rnj1": read_rnj1,
+    "molmo2": read_molmo2,
+    "molmo2_text": read_molmo2,
+}
