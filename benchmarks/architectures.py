@@ -27,7 +27,7 @@ SECTIONS = {
 }  # fmt: skip
 # Keys of every config of transformers that say nothing about sizes.
 IRRELEVANT = re.compile(
-    r"_name_or_path|.*dropout|.*_token_id|.*_token_index|id2label|label2id|output_\w+|problem_type|return_dict|use_cache|"
+    r"_name_or_path|.*dropout|.*_token_id|.*_token_index|id2label|label2id|output_(attentions|hidden_states|router_logits)|problem_type|return_dict|use_cache|"
     r"initializer_\w+|chunk_size_feed_forward|is_encoder_decoder|transformers_version|.*_act|.*_aux_loss_coef|"
     r"\w*norm_eps|layer_norm_epsilon|layerdrop|.*_multiplier|.*_coef|logits?_scal\w+|time_step_\w+|.*_init(ializer)?_\w+"
 )

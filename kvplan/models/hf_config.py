@@ -38,7 +38,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gemma3_text", "cohere", "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "glm4v_text",
         "glm_ocr_text", "exaone4", "arcee", "cwm", "jais2", "ernie4_5", "granite_swa", "orion", "plamo3", "solar",
         "nemotron", "exaone", "minicpm", "PanguEmbedded", "paddleocr_vl_text", "dots_ocr", "phi3_v", "Keye",
-        "KeyeVL1_5", "qwen3_asr_text",
+        "KeyeVL1_5", "qwen3_asr_text", "cosmos3_edge_text",
     ),
     "classic": (
         "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm",
@@ -61,11 +61,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "recent": (
         "beam", "flint", "dory", "muse_glimmer", "muse_glimmer_text", "rnj1", "molmo2", "molmo2_text",
+        "domyn_edge", "hrm_text", "molmo",
     ),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
         "granitemoehybrid", "nemotron_h", "lfm2", "lfm2_moe", "falcon_mamba",
     ),
+    "kda_others": ("bailing_hybrid", "alice_ai"),
+    "zamba": ("zamba2",),
     "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "qwen4_exp_text"),
     "gemma": ("gemma3n_text", "gemma4_text"),
     "nas": ("nemotron-nas", "deci"),
@@ -85,7 +88,9 @@ CLASSES: dict[str, str] = {
     "PanguUltraMoEForCausalLM": "pangu_ultra_moe", "Param2MoEForCausalLM": "param2moe", "Plamo3ForCausalLM": "plamo3",
     "SarvamMLAForCausalLM": "sarvam_mla", "SarvamMoEForCausalLM": "sarvam_moe", "SolarForCausalLM": "solar",
     "Step1ForCausalLM": "step1", "Step3TextForCausalLM": "step3_text", "Step3p5ForCausalLM": "step3p5",
-    "MoonshotKimiaForCausalLM": "qwen2", "FireRedASR2ForConditionalGeneration": "qwen2",
+    "MiMoV2OmniForCausalLM": "mimo_v2", "MiniCPMO": "qwen2", "Phi4ForCausalLMV": "phi3",
+    "MoonshotKimiaForCausalLM": "qwen2",
+    "FireRedASR2ForConditionalGeneration": "qwen2", "BailingMoeV3ForCausalLM": "bailing_hybrid",
     "FunASRForConditionalGeneration": "qwen3", "Rnj1ForCausalLM": "rnj1", "Molmo2ForConditionalGeneration": "molmo2",
     "TeleChat2ForCausalLM": "telechat", "TeleChat3ForCausalLM": "llama", "TeleFLMForCausalLM": "llama",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Decoders of 2026 in the words of the dense and the sparse readers: Beam, Flint, Dory, Muse Glimmer, Rnj-1, Molmo 2.
+"""Decoders of 2026 in the words of the dense and the sparse readers: Beam, Flint, Dory, Muse Glimmer, Rnj-1, Molmo.
 
 Source: vLLM 0.33 model_executor/models and vllm/models; compared with its parameters (tests/facts/architectures.jsonl).
 """
@@ -11,8 +11,10 @@ from kvplan.models.families.blocks import SpecDraft, attention, column, embeddin
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import FOUR_NORMS
 from kvplan.models.families.moe import NO_BIAS, Moe
+from kvplan.models.families.renamed import reworded
 from kvplan.models.spec import LayerCache, Weight
 
+MORE_WORDS = 128  # of Molmo's table (vLLM 0.33 molmo.py, ADDITIONAL_VOCAB_SIZE)
 GATED = replace(NO_BIAS, norms=FOUR_NORMS, gate=True, windows="types")
 
 
@@ -94,8 +96,51 @@ def read_molmo2(config: Config, model_type: str) -> SpecDraft:
     return draft
 
 
+def read_molmo(config: Config, model_type: str) -> SpecDraft:
+    """Molmo: `intermediate_size` counts gate and up together, and 128 more words stand in the table."""
+    inner = config.count("intermediate_size") // 2
+    values = {"additional_vocab_size": MORE_WORDS, "use_qk_norm": config.flag("attention_layer_norm")}
+    config = reworded(config, intermediate_size=inner, **values)
+    tied = config.flag("weight_tying", config.flag("tie_word_embeddings"))
+    return read_molmo2(reworded(config, tie_word_embeddings=tied), model_type)
+
+
 def replace_named(weight: Weight, other: Weight) -> Weight:
     return other if weight.name == other.name else weight
+
+
+def read_domyn_edge(config: Config, model_type: str) -> SpecDraft:
+    """Domyn Edge: four norms, keys alone normalized, a window of each layer (-1: none)."""
+    draft = dense.read_with(config, replace(NO_BIAS, norms=FOUR_NORMS, qk_norm="head"), model_type)
+    draft.layer_weights = [tuple(w for w in weights if w.name != "self_attn.q_norm") for weights in draft.layer_weights]
+    heads, sizes = dense.heads_of(config), config.items("window_sizes") or []
+    if len(sizes) not in (0, len(draft.layers)):
+        raise config.fail("window_sizes", f"has {len(sizes)} entries for {len(draft.layers)} layers")
+    for i, size in enumerate(sizes):
+        back = config.whole(f"window_sizes[{i}]", size[0] if isinstance(size, list) and size else size, low=-1)
+        draft.layers[i] = (dense.attention_cache(heads, None if back < 0 else back + 1),)
+    return draft
+
+
+def read_hrm(config: Config, model_type: str) -> SpecDraft:
+    """HRM: two stacks without norms, each turned several times, with a cache a turn."""
+    heads, hidden, inner = dense.heads_of(config), config.count("hidden_size"), config.count("intermediate_size")
+    vocab, depth = config.count("vocab_size"), config.count("num_layers_per_stack", default=16)
+    turns = config.count("H_cycles", default=2) * (config.count("L_cycles", default=3) + 1)
+    width = heads.num_heads * heads.head_dim
+    weights = (
+        *attention(hidden, heads),
+        column("self_attn.gate_proj", hidden, width, "attention"),
+        *gated_mlp(hidden, inner),
+    )
+    context, caches = rope.context_of(config), (dense.attention_cache(heads, None),)
+    tied = config.flag("tie_word_embeddings")
+    return SpecDraft(
+        hidden_size=hidden, num_heads=heads.num_heads, vocab_size=vocab, context=context,
+        layers=[caches] * (turns * depth), layer_weights=[weights] * (2 * depth) + [()] * ((turns - 2) * depth),
+        other_weights=[*embedding(vocab, hidden, tied), vector("model.z_L_init", hidden)],
+        ropes=rope.tables(config, heads.head_dim, context.positions), tied=tied, widest_mlp=inner,
+    )  # fmt: skip
 
 
 READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
@@ -107,4 +152,7 @@ READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "rnj1": read_rnj1,
     "molmo2": read_molmo2,
     "molmo2_text": read_molmo2,
+    "domyn_edge": read_domyn_edge,
+    "hrm_text": read_hrm,
+    "molmo": read_molmo,
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvplan.models.families.config import Config
 from kvplan.models.families.tower_blocks import block, layer_norm, linear, vector
-from kvplan.models.families.towers_timm import plain_vit
+from kvplan.models.families.towers_timm import plain_vit, pool
 from kvplan.models.families.towers_vision import clip
 from kvplan.models.spec import Weight
 
@@ -70,7 +70,8 @@ def deepseek_vl2(outer: Config) -> list[Weight]:
     area, middle = config.count("downsample_ratio", default=2) ** 2, out * config.count("mlp_ratio", default=1)
     depth = config.count("depth", default=2)
     return [
-        *plain_vit(outer, **SIGLIP),
+        *plain_vit(outer, **SIGLIP, split_mlp=True),
+        *pool(SIGLIP["width"], SIGLIP["inner"], split_mlp=True),
         linear("projector.0", inputs * area, middle, bias=True),
         *(linear("projector.2", middle, middle, bias=True),) * (depth - 2),
         linear("projector.4", middle, out, bias=True),

@@ -18,7 +18,7 @@ from kvplan.models.families.tower_blocks import (
     text_hidden,
     vector,
 )
-from kvplan.models.families.towers_vision import channels, qwen2_5_vl, video_patch
+from kvplan.models.families.towers_vision import channels, qwen2_5_vl, qwen3_5, video_patch
 from kvplan.models.spec import Part, Weight
 
 
@@ -84,3 +84,60 @@ def hyperclovax(outer: Config) -> list[Weight]:
     """HyperCLOVA X with vision: Qwen2.5-VL's tower, and one linear layer."""
     out = outer.sub("vision_config").count("out_hidden_size", default=3584)
     return [*qwen2_5_vl(outer), linear("mm_projector", out, text_hidden(outer), bias=True)]
+
+
+def mimo_v2_omni(outer: Config) -> list[Weight]:
+    """MiMo-V2-Omni: Qwen2.5-VL's layout with fewer key and value heads, sinks in windowed layers, a plain merger."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=1280), config.count("intermediate_size", default=4608)
+    heads, depth = config.count("num_heads", default=32), depth_of(config, "depth", default=28)
+    width, kv = config.count("qk_channels", default=64), config.count("num_key_value_heads", default=8)
+    qkv, out, *others = block(config, hidden, heads, inner, norm_bias=False, gated=True)
+    qkv = replace(qkv, parts=(Part(heads, width), Part(kv, width), Part(kv, width)))
+    full = config.ints("fullatt_block_indexes") or [7, 15, 23, 31]
+    sinks = depth - sum(1 for i in full if i < depth) if config.flag("use_sink") else 0
+    area = hidden * config.count("spatial_merge_size", default=2) ** 2
+    return [
+        linear("visual.patch_embed.proj", video_patch(config, 16), hidden),
+        *(qkv, replace(out, inputs=heads * width), *others) * depth,
+        *(vector("visual.blocks.attn.sinks", heads),) * sinks,
+        vector("visual.merger.ln_q", hidden),
+        column("visual.merger.mlp.0", area, area, bias=False),
+        row("visual.merger.mlp.2", area, config.count("out_hidden_size", default=2048), bias=False),
+    ]
+
+
+def muse_glimmer(outer: Config) -> list[Weight]:
+    """Muse Glimmer: rotary blocks between two norms whose MLPs are whole, neighboring patches joined, three layers."""
+    config = outer.sub("vision_config")
+    hidden, depth = (
+        config.count("hidden_size", default=1536),
+        depth_of(config, "num_hidden_layers", "depth", default=50),
+    )
+    inner, heads = config.count("intermediate_size", default=8960), config.count("num_attention_heads", default=16)
+    qkv, out, up, down, *norms = block(config, hidden, heads, inner)
+    last = outer.count("out_hidden_size", default=4096)
+    middle, frames = outer.count("projector_hidden_size", default=4096), config.count("patch_temporal", default=2)
+    grid = config.count("pos_emb_height", default=32) * config.count("pos_emb_width", default=32)
+    return [
+        linear("vision_encoder.positional_embedding", hidden, grid),
+        linear(
+            "vision_encoder.conv1_linear",
+            channels(config) * frames * config.count("patch_size", default=14) ** 2,
+            hidden,
+        ),
+        layer_norm("vision_encoder.ln_pre", hidden),
+        *(qkv, out, replace(up, split="none"), replace(down, split="none"), *norms) * depth,
+        layer_norm("vision_encoder.ln_post", hidden),
+        linear("vision_adapter.c_fc", hidden * config.count("merge_size", default=2) ** 2, middle),
+        linear("vision_adapter.c_proj", middle, last),
+        linear("vision_projection", last, text_hidden(outer)),
+    ]
+
+
+def bailing_v3(outer: Config) -> list[Weight]:
+    """Ling 3 with vision: Qwen3.5's tower, whose merger goes to the text's width and through one more layer."""
+    config, text = outer.sub("vision_config"), text_hidden(outer)
+    area = config.count("hidden_size", default=1152) * config.count("spatial_merge_size", default=2) ** 2
+    *tower, _, _ = qwen3_5(outer)
+    return [*tower, column("linear_proj.linear_fc1", area, text), row("linear_proj.linear_fc2", text, text)]

@@ -197,3 +197,28 @@ def ovis(outer: Config) -> list[Weight]:
         layer_norm("visual_tokenizer.head.1", shares),
         linear("vte", text_hidden(outer), words),
     ]
+
+
+def cosmos3_edge(outer: Config) -> list[Weight]:
+    """Cosmos 3 Edge: SigLIP 2, a norm, neighboring patches joined, and two layers."""
+    config = outer.sub("vision_config")
+    tower = with_defaults(config, vision_use_head=False, image_size=256)
+    hidden = config.count("hidden_size", default=1152)
+    area, middle = hidden * config.count("spatial_merge_size", default=2) ** 2, outer.count("projector_hidden_size")
+    return [
+        *siglip(tower),
+        layer_norm("visual.projector.norm", hidden),
+        column("visual.projector.linear_fc1", area, middle),
+        row("visual.projector.linear_fc2", middle, text_hidden(outer)),
+    ]
+
+
+def phi4_siglip(outer: Config) -> list[Weight]:
+    """Phi-4 with vision: SigLIP 2 up to the last layer but one, and two layers."""
+    config = outer.sub("vision_config")
+    layers = depth_of(config, "num_hidden_layers", default=12) - 1
+    side = int(config.count("num_patches", default=256) ** 0.5) * config.count("patch_size", default=16)
+    tower = Config({**config.values, "num_hidden_layers": layers, "image_size": side, "vision_use_head": False},
+                   config.where, config.notes)  # fmt: skip
+    *kept, _ = siglip(tower)
+    return [*kept, *projector(outer.count("mm_hidden_size", default=1152), outer.count("hidden_size"), bias=True)]

@@ -101,3 +101,21 @@ def moss_audio(outer: Config) -> list[Weight]:
         linear(f"{AUDIO_TOWER}.out_proj", hidden, out),
         *adapter * (1 + outer.count("deepstack_num_inject_layers", default=len(taps), low=0)),
     ]
+
+
+def midashenglm(outer: Config) -> list[Weight]:
+    """MiDashengLM: a ViT over patches of a spectrum, neighboring frames joined, two layers."""
+    config, text = outer.sub("audio_encoder_config"), text_hidden(outer)
+    hidden, patch = config.count("embed_dim", default=768), config.count("patch_size", default=16)
+    bins, length = config.count("n_mels", default=64), config.count("target_length", default=1012)
+    layer = block(config, hidden, config.count("num_heads", default=12), int(hidden * config.ratio("mlp_ratio", 4)))
+    joined = hidden * outer.count("subsample_factor", default=5)
+    return [
+        linear("audio_encoder.time_pos_embed", hidden, length // patch),
+        linear("audio_encoder.freq_pos_embed", hidden, bins // patch),
+        layer_norm("audio_encoder.init_bn", bins),
+        linear("audio_encoder.patch_embed", patch**2, hidden, bias=True),
+        *layer * depth_of(config, "depth", default=12),
+        layer_norm("audio_encoder.norm", hidden),
+        *projector(joined, text, bias=True),
+    ]

@@ -1,4 +1,4 @@
-"""Towers that timm's classes build, whole on every rank: OpenVLA's two, and SigLIP's.
+"""Towers that timm's classes build, whole on every rank but for SigLIP's MLPs in DeepSeek-VL2.
 
 Source: vLLM 0.33 openvla.py and deepseek_vl2.py; compared with their parameters (tests/facts/architectures.jsonl).
 """
@@ -14,10 +14,13 @@ SCALE = "vision_tower.layers.ls"
 
 def plain_vit(
     outer: Config, *, width: int, layers: int, inner: int, heads: int, side: int, patch: int, marks: int = 0,
-    scaled: bool = False,
+    scaled: bool = False, split_mlp: bool = False,
 ) -> list[Weight]:  # fmt: skip
     """A ViT with a position for each patch, `marks` tokens of its own, and where `scaled` two scales a layer."""
-    layer = tuple(replace(weight, split="none") for weight in block(outer, width, heads, inner))
+    layer = tuple(
+        weight if split_mlp and ".mlp." in weight.name else replace(weight, split="none")
+        for weight in block(outer, width, heads, inner)
+    )
     if scaled:
         layer += (vector(f"{SCALE}1", width), vector(f"{SCALE}2", width))
     return [
@@ -29,14 +32,14 @@ def plain_vit(
     ]
 
 
-def pool(width: int, inner: int) -> list[Weight]:
+def pool(width: int, inner: int, *, split_mlp: bool = False) -> list[Weight]:
     """SigLIP's head, which timm's class builds too."""
     return [
         vector("vision_tower.attn_pool.latent", width),
         *(linear("vision_tower.attn_pool.linear", width, width, bias=True),) * 4,
         layer_norm("vision_tower.attn_pool.norm", width),
-        linear("vision_tower.attn_pool.mlp.fc1", width, inner, bias=True),
-        linear("vision_tower.attn_pool.mlp.fc2", inner, width, bias=True),
+        linear("vision_tower.attn_pool.mlp.fc1", width, inner, "outputs" if split_mlp else "none", bias=True),
+        linear("vision_tower.attn_pool.mlp.fc2", inner, width, "inputs" if split_mlp else "none", bias=True),
     ]
 
 
