@@ -1,4 +1,4 @@
-"""Decoders of 2026 in the words of the dense and the sparse readers: Beam, Flint, Dory, Muse Glimmer, Rnj-1, Molmo.
+"""Decoders of 2026 in the words of the dense and the sparse readers: Beam, Flint, Muse Glimmer, Rnj-1, Molmo.
 
 Source: vLLM 0.33 model_executor/models and vllm/models; compared with its parameters (tests/facts/architectures.jsonl).
 """
@@ -12,7 +12,6 @@ from kvplan.models.families.config import Config
 from kvplan.models.families.dense import FOUR_NORMS
 from kvplan.models.families.moe import NO_BIAS, Moe
 from kvplan.models.families.renamed import reworded
-from kvplan.models.spec import LayerCache, Weight
 
 MORE_WORDS = 128  # of Molmo's table (vLLM 0.33 molmo.py, ADDITIONAL_VOCAB_SIZE)
 GATED = replace(NO_BIAS, norms=FOUR_NORMS, gate=True, windows="types")
@@ -37,43 +36,6 @@ def read_flint(config: Config, model_type: str) -> SpecDraft:
     return draft
 
 
-def read_dory(config: Config, model_type: str) -> SpecDraft:
-    """Dory: layers of attention or of an MLP alone, scales instead of norms; a loop's layers have a cache a turn."""
-    hidden, inner, vocab = config.count("hidden_size"), config.count("intermediate_size"), config.count("vocab_size")
-    heads, num_layers, window = dense.heads_of(config), config.num_layers(), config.maybe_count("sliding_window")
-    every = ("sliding_attention", "mlp") * 3 + ("full_attention", "mlp")
-    types = config.per_layer_names("layer_types", num_layers) or [every[i % 8] for i in range(num_layers)]
-    width = heads.num_heads * heads.head_dim
-    mixer = (
-        *attention(hidden, heads),
-        column("mixer.g_proj", hidden, width, "attention"),
-        *(vector(f"mixer.{name}", width, "attention", split=True) for name in ("sqk", "s_gate")),
-        vector("attn_alpha", hidden),
-    )
-    mlp = (
-        *gated_mlp(hidden, inner),
-        *(vector(f"mixer.suv_{name}", inner, "mlp", split=True) for name in ("gate", "up")),
-        vector("mlp_alpha", hidden),
-    )
-    first, last = config.count("n_input_layers", default=0, low=0), config.count("n_output_layers", default=0, low=0)
-    loops = config.count("n_recurrent_loops", default=1)
-    if config.values.get("recurrent_kv_cache_mode") == "last_loop":
-        loops = 1
-    layers: list[tuple[LayerCache, ...]] = []
-    for i, kind in enumerate(types):
-        turns = loops if first <= i < num_layers - last else 1
-        cache = dense.attention_cache(heads, window if kind == "sliding_attention" else None)
-        layers.append(() if kind == "mlp" else (cache,) * turns)
-    context = rope.context_of(config)
-    scale = vector("lm_head.logit_scale", vocab, "lm_head", split=True)
-    return SpecDraft(
-        hidden_size=hidden, num_heads=heads.num_heads, vocab_size=vocab, context=context, layers=layers,
-        layer_weights=[mlp if kind == "mlp" else mixer for kind in types],
-        other_weights=[*embedding(vocab, hidden, tied=False, name="backbone.embeddings"), scale],
-        ropes=rope.tables(config, heads.head_dim, context.positions), widest_mlp=inner,
-    )  # fmt: skip
-
-
 def read_muse_glimmer(config: Config, model_type: str) -> SpecDraft:
     """Muse Glimmer: four norms and gated heads."""
     return dense.read_with(config, GATED, model_type)
@@ -92,7 +54,7 @@ def read_molmo2(config: Config, model_type: str) -> SpecDraft:
     draft = dense.read_with(config, traits, model_type)
     vocab, more = config.count("vocab_size"), config.count("additional_vocab_size", default=128, low=0)
     words = table("model.embed_tokens", vocab + more, config.count("hidden_size"))
-    draft.other_weights = [replace_named(weight, words) for weight in draft.other_weights]
+    draft.other_weights = [words if w.name == words.name else w for w in draft.other_weights]
     return draft
 
 
@@ -103,10 +65,6 @@ def read_molmo(config: Config, model_type: str) -> SpecDraft:
     config = reworded(config, intermediate_size=inner, **values)
     tied = config.flag("weight_tying", config.flag("tie_word_embeddings"))
     return read_molmo2(reworded(config, tie_word_embeddings=tied), model_type)
-
-
-def replace_named(weight: Weight, other: Weight) -> Weight:
-    return other if weight.name == other.name else weight
 
 
 def read_domyn_edge(config: Config, model_type: str) -> SpecDraft:
@@ -146,7 +104,6 @@ def read_hrm(config: Config, model_type: str) -> SpecDraft:
 READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "beam": read_beam,
     "flint": read_flint,
-    "dory": read_dory,
     "muse_glimmer": read_muse_glimmer,
     "muse_glimmer_text": read_muse_glimmer,
     "rnj1": read_rnj1,

@@ -3,6 +3,7 @@
 Published quantized checkpoints leave towers in 16 bits; where a config does not, `towers.QUANTIZED` has the names.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -46,6 +47,11 @@ def layer_norm(name: str, size: int) -> Weight:
 def not_held(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """Mark layers as present in the checkpoint but not loaded by a server."""
     return tuple(replace(weight, is_loaded=False) for weight in weights)
+
+
+def whole(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+    """The weights on every rank."""
+    return tuple(replace(weight, split="none") for weight in weights)
 
 
 def block(

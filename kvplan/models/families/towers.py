@@ -14,104 +14,57 @@ Names = dict[str, tuple[str, ...]]
 # Modalities of a tower: a server whose limit is zero for all of them builds none.
 # Source: vLLM 0.33 model_executor/models (_mark_tower_model).
 IMAGES, IMAGES_AND_VIDEOS, AUDIO = ("image",), ("image", "video"), ("audio",)
+# The types that a module reads, by their modalities; "type:function" where the function has another name.
+MODULES: dict[tuple[str, tuple[str, ...]], str] = {
+    ("moondream", IMAGES): "moondream3:tower",
+    ("towers_audio", AUDIO): "qwen2_audio voxtral",
+    ("towers_audio", IMAGES_AND_VIDEOS): "qwen2_5_omni qwen3_omni_moe",
+    ("towers_deepseek", IMAGES): "deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
+    ("towers_gemma", IMAGES): "gemma3n gemma4_unified",
+    ("towers_gemma", IMAGES_AND_VIDEOS): "gemma4",
+    ("towers_llava", IMAGES):
+        "blip-2:blip_2 chatglm:glm4v_9b h2ovl_chat:internvl interns1:internvl internvl_chat:internvl llava_next "
+        "NVLM_D:internvl phi3_v qianfan_ocr:internvl skywork_chat:internvl",
+    ("towers_llava", ("video",)): "llava_next_video",
+    ("towers_llava", IMAGES_AND_VIDEOS): "glm4v glm4v_moe:glm4v glm_ocr internvl llava_onevision",
+    ("towers_molmo", IMAGES): "molmo",
+    ("towers_molmo", IMAGES_AND_VIDEOS): "molmo2",
+    ("towers_navit", IMAGES): "phi4mm",
+    ("towers_navit", IMAGES_AND_VIDEOS): "minicpmv",
+    ("towers_perception", IMAGES):
+        "step3_vl step3p7:step_vl step3p7_vl:step_vl step_robotics:step_vl",
+    ("towers_radio", IMAGES_AND_VIDEOS):
+        "NemotronH_Nano_Omni_Reasoning_V3:nano_nemotron NemotronH_Nano_VL_V2:nano_nemotron "
+        "NemotronH_Omni_Reasoning_V3:nano_nemotron NemotronH_Super_Omni_Reasoning_V3:nano_nemotron",
+    ("towers_rotary", IMAGES): "muse_glimmer",
+    ("towers_rotary", IMAGES_AND_VIDEOS):
+        "bailing_moe_v3_vl:bailing_v3 dots_ocr exaone4_5 hyperclovax_vision_v2:hyperclovax llava_onevision2 "
+        "mimo_v2_omni openpangu_vl:openpangu",
+    ("towers_siglip", IMAGES):
+        "aria bagel cohere2_vision eagle_2_5_vl idefics3 isaac lfm2_vl ovis paddleocr_vl paligemma "
+        "phi4-siglip:phi4_siglip smolvlm:idefics3",
+    ("towers_siglip", IMAGES_AND_VIDEOS):
+        "bee cosmos3_edge Keye:keye KeyeVL1_5:keye minicpm_ocr:minicpmv4_6 minicpmv4_6 minicpmv4_7:minicpmv4_6 "
+        "ovis2_5 ovis2_6:ovis2_5 ovis2_6_moe:ovis2_5 rvl:bee",
+    ("towers_sound", AUDIO):
+        "audioflamingo3:audio_flamingo glmasr:glm_asr kimi_audio midashenglm moss_audio "
+        "moss_transcribe_diarize:moss_transcribe qwen3_asr",
+    ("towers_speech", AUDIO): "granite_speech granite_speech_plus:granite_speech ultravox",
+    ("towers_speech", IMAGES_AND_VIDEOS): "minicpmo",
+    ("towers_vision", ("vision_chunk",)): "kimi_k25",
+    ("towers_vision", IMAGES):
+        "gemma3 kimi_k3 kimi_vl:kimi_k25 lightonocr:mistral3 llama4 llava llava_llama:llava mistral3 mllama "
+        "pixtral",
+    ("towers_vision", IMAGES_AND_VIDEOS):
+        "alpamayo2_super:qwen3_vl cohere_compass:qwen3_vl cosmos3_omni:qwen3_vl glm5_next interns2_mobius:qwen3_5 "
+        "interns2_preview:qwen3_5 minimax_m3 minimax_m3_vl:minimax_m3 opencua:qwen2_5_vl qwen2_5_vl qwen2_vl "
+        "qwen3_5 qwen3_5_moe:qwen3_5 qwen3_vl qwen3_vl_moe:qwen3_vl qwen4_exp:qwen3_5",
+}  # fmt: skip
 # model_type -> module and function that reads its towers, imported on first use, and their modalities.
 TOWERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "kimi_audio": ("towers_sound", "kimi_audio", AUDIO),
-    "minicpm_ocr": ("towers_siglip", "minicpmv4_6", IMAGES_AND_VIDEOS),
-    "moss_audio": ("towers_sound", "moss_audio", AUDIO),
-    "ovis": ("towers_siglip", "ovis", IMAGES),
-    "step3p7": ("towers_perception", "step_vl", IMAGES),
-    "step3p7_vl": ("towers_perception", "step_vl", IMAGES),
-    "step_robotics": ("towers_perception", "step_vl", IMAGES),
-    "midashenglm": ("towers_sound", "midashenglm", AUDIO),
-    "mimo_v2_omni": ("towers_rotary", "mimo_v2_omni", IMAGES_AND_VIDEOS),
-    "molmo2": ("towers_molmo", "molmo2", IMAGES_AND_VIDEOS),
-    "muse_glimmer": ("towers_rotary", "muse_glimmer", IMAGES),
-    "bailing_moe_v3_vl": ("towers_rotary", "bailing_v3", IMAGES_AND_VIDEOS),
-    "chatglm": ("towers_glm", "glm4v_9b", IMAGES),
-    "cosmos3_edge": ("towers_siglip", "cosmos3_edge", IMAGES_AND_VIDEOS),
-    "granite_speech": ("towers_speech", "granite_speech", AUDIO),
-    "granite_speech_plus": ("towers_speech", "granite_speech", AUDIO),
-    "minicpmo": ("towers_speech", "minicpmo", IMAGES_AND_VIDEOS),
-    "molmo": ("towers_molmo", "molmo", IMAGES),
-    "phi4-siglip": ("towers_siglip", "phi4_siglip", IMAGES),
-    "ultravox": ("towers_speech", "ultravox", AUDIO),
-    "voxtral_rt": ("towers_audio", "voxtral", AUDIO),
-    "alpamayo2_super": ("towers_vision", "qwen3_vl", IMAGES_AND_VIDEOS),
-    "aria": ("towers_siglip", "aria", IMAGES),
-    "audioflamingo3": ("towers_sound", "audio_flamingo", AUDIO),
-    "bagel": ("towers_siglip", "bagel", IMAGES),
-    "bee": ("towers_siglip", "bee", IMAGES_AND_VIDEOS),
-    "blip-2": ("towers_llava", "blip_2", IMAGES),
-    "cohere2_vision": ("towers_siglip", "cohere2_vision", IMAGES),
-    "cosmos3_omni": ("towers_vision", "qwen3_vl", IMAGES_AND_VIDEOS),
-    "deepseek_vl_v2": ("towers_deepseek", "deepseek_vl2", IMAGES),
-    "dots_ocr": ("towers_rotary", "dots_ocr", IMAGES_AND_VIDEOS),
-    "eagle_2_5_vl": ("towers_siglip", "eagle_2_5_vl", IMAGES),
-    "exaone4_5": ("towers_rotary", "exaone4_5", IMAGES_AND_VIDEOS),
-    "gemma3": ("towers_vision", "gemma3", IMAGES),
-    "gemma3n": ("towers_gemma", "gemma3n", IMAGES),
-    "gemma4": ("towers_gemma", "gemma4", IMAGES_AND_VIDEOS),
-    "glm4v": ("towers_llava", "glm4v", IMAGES_AND_VIDEOS),
-    "glm4v_moe": ("towers_llava", "glm4v", IMAGES_AND_VIDEOS),
-    "glm5_next": ("towers_vision", "glm5_next", IMAGES_AND_VIDEOS),
-    "glm_ocr": ("towers_llava", "glm_ocr", IMAGES_AND_VIDEOS),
-    "glmasr": ("towers_sound", "glm_asr", AUDIO),
-    "h2ovl_chat": ("towers_llava", "internvl", IMAGES),
-    "hyperclovax_vision_v2": ("towers_rotary", "hyperclovax", IMAGES_AND_VIDEOS),
-    "idefics3": ("towers_siglip", "idefics3", IMAGES),
-    "interns1": ("towers_llava", "internvl", IMAGES),
-    "interns2_mobius": ("towers_vision", "qwen3_5", IMAGES_AND_VIDEOS),
-    "interns2_preview": ("towers_vision", "qwen3_5", IMAGES_AND_VIDEOS),
-    "internvl": ("towers_llava", "internvl", IMAGES_AND_VIDEOS),
-    "internvl_chat": ("towers_llava", "internvl", IMAGES),
-    "isaac": ("towers_siglip", "isaac", IMAGES),
-    "kanana-1.5-v": ("towers_kanana", "kanana", IMAGES),
-    "Keye": ("towers_siglip", "keye", IMAGES_AND_VIDEOS),
-    "KeyeVL1_5": ("towers_siglip", "keye", IMAGES_AND_VIDEOS),
-    "kimi_k25": ("towers_vision", "kimi_k25", ("vision_chunk",)),
-    "kimi_k3": ("towers_vision", "kimi_k3", IMAGES),
-    "kimi_vl": ("towers_vision", "kimi_k25", IMAGES),
-    "lfm2_vl": ("towers_siglip", "lfm2_vl", IMAGES),
-    "lightonocr": ("towers_vision", "mistral3", IMAGES),
-    "llama4": ("towers_vision", "llama4", IMAGES),
-    "llava": ("towers_vision", "llava", IMAGES),
-    "llava_llama": ("towers_vision", "llava", IMAGES),
-    "llava_next": ("towers_llava", "llava_next", IMAGES),
-    "llava_next_video": ("towers_clip", "llava_next_video", ("video",)),
-    "llava_onevision": ("towers_llava", "llava_onevision", IMAGES_AND_VIDEOS),
-    "llava_onevision2": ("towers_rotary", "llava_onevision2", IMAGES_AND_VIDEOS),
-    "minicpmv": ("towers_navit", "minicpmv", IMAGES_AND_VIDEOS),
-    "minicpmv4_6": ("towers_siglip", "minicpmv4_6", IMAGES_AND_VIDEOS),
-    "minicpmv4_7": ("towers_siglip", "minicpmv4_6", IMAGES_AND_VIDEOS),
-    "minimax_m3": ("towers_vision", "minimax_m3", IMAGES_AND_VIDEOS),
-    "minimax_m3_vl": ("towers_vision", "minimax_m3", IMAGES_AND_VIDEOS),
-    "mistral3": ("towers_vision", "mistral3", IMAGES),
-    "mllama": ("towers_vision", "mllama", IMAGES),
-    "moss_transcribe_diarize": ("towers_sound", "moss_transcribe", AUDIO),
-    "opencua": ("towers_vision", "qwen2_5_vl", IMAGES_AND_VIDEOS),
-    "openvla": ("towers_timm", "openvla", IMAGES),
-    "paddleocr_vl": ("towers_siglip", "paddleocr_vl", IMAGES),
-    "paligemma": ("towers_siglip", "paligemma", IMAGES),
-    "phi3_v": ("towers_clip", "phi3_v", IMAGES),
-    "phi4mm": ("towers_navit", "phi4mm", IMAGES),
-    "qianfan_ocr": ("towers_llava", "internvl", IMAGES),
-    "qwen2_5_omni": ("towers_audio", "qwen2_5_omni", IMAGES_AND_VIDEOS),
-    "qwen2_5_vl": ("towers_vision", "qwen2_5_vl", IMAGES_AND_VIDEOS),
-    "qwen2_audio": ("towers_audio", "qwen2_audio", AUDIO),
-    "qwen2_vl": ("towers_vision", "qwen2_vl", IMAGES_AND_VIDEOS),
-    "qwen3_5": ("towers_vision", "qwen3_5", IMAGES_AND_VIDEOS),
-    "qwen3_5_moe": ("towers_vision", "qwen3_5", IMAGES_AND_VIDEOS),
-    "qwen3_asr": ("towers_sound", "qwen3_asr", AUDIO),
-    "qwen3_omni_moe": ("towers_audio", "qwen3_omni_moe", IMAGES_AND_VIDEOS),
-    "qwen3_vl": ("towers_vision", "qwen3_vl", IMAGES_AND_VIDEOS),
-    "qwen3_vl_moe": ("towers_vision", "qwen3_vl", IMAGES_AND_VIDEOS),
-    "qwen4_exp": ("towers_vision", "qwen3_5", IMAGES_AND_VIDEOS),
-    "rvl": ("towers_siglip", "bee", IMAGES_AND_VIDEOS),
-    "skywork_chat": ("towers_llava", "internvl", IMAGES),
-    "smolvlm": ("towers_siglip", "idefics3", IMAGES),
-    "unlimited-ocr": ("towers_deepseek", "deepseek_vl2", IMAGES),
-    "voxtral": ("towers_audio", "voxtral", AUDIO),
+    kind: (module, function or kind, serves)
+    for (module, serves), listed in MODULES.items()
+    for kind, _, function in (word.partition(":") for word in listed.split())
 }
 # Towers whose classes take the model's quantization, with the checkpoint's names of their linear layers in the first
 # layer, by kvplan's names. Source: vLLM 0.33 model_executor/models, and its parameters.

@@ -6,6 +6,7 @@ Missing config keys take the default of the transformers class of the same model
 
 from dataclasses import replace
 
+from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families import towers_vision
 from kvplan.models.families.config import Config
 from kvplan.models.families.tower_blocks import (
@@ -83,6 +84,8 @@ def qwen2_audio(outer: Config) -> list[Weight]:
 def voxtral(outer: Config) -> list[Weight]:
     """Voxtral: four concatenated frames go through two layers without biases."""
     config = outer.sub("audio_config")
+    if config.flag("is_causal"):
+        raise UnsupportedModelError(config.where, "is_causal: Voxtral Realtime's encoder keeps a cache of its own")
     inner, text = config.count("intermediate_size", "encoder_ffn_dim", default=5120), text_hidden(outer, 4096)
     joined = config.count("d_model", "hidden_size", default=1280) * config.count("downsample_factor", default=4)
     shaped = Config(

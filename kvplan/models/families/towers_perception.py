@@ -4,7 +4,16 @@ Source: vLLM 0.33 step_vl.py and step3_vl.py; compared with their parameters (te
 """
 
 from kvplan.models.families.config import Config
-from kvplan.models.families.tower_blocks import block, column, depth_of, layer_norm, linear, text_hidden, vector
+from kvplan.models.families.tower_blocks import (
+    block,
+    column,
+    depth_of,
+    layer_norm,
+    linear,
+    patches,
+    text_hidden,
+    vector,
+)
 from kvplan.models.spec import Weight
 
 
@@ -30,4 +39,21 @@ def step_vl(outer: Config) -> list[Weight]:
         linear("vision_model.vit_downsampler1", width * 3**2, 2 * width, bias=True),
         linear("vision_model.vit_downsampler2", 2 * width * 3**2, 4 * width, bias=True),
         column("vit_large_projector", 4 * width, text_hidden(outer), bias=outer.flag("projector_bias")),
+    ]
+
+
+def step3_vl(outer: Config) -> list[Weight]:
+    """Step 3: CLIP's layers without outer norms, two convolutions, and a layer whole on every rank."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=1792), config.count("intermediate_size", default=3072)
+    heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=63)
+    out, patch = config.count("output_hidden_size", default=4096), config.count("patch_size", default=14)
+    return [
+        vector("vision_model.class_embedding", hidden),
+        linear("vision_model.patch_embedding", 3 * patch**2, hidden, bias=True),
+        linear("vision_model.position_embedding", hidden, patches(config, 728, patch) + 1),
+        *block(config, hidden, heads, inner) * layers,
+        linear("vit_downsampler", hidden * 2**2, out, bias=True),
+        linear("vit_downsampler2", out * 3**2, 2 * out, bias=True),
+        linear("vit_large_projector", 2 * out, text_hidden(outer), bias=outer.flag("projector_bias", True)),
     ]

@@ -116,7 +116,7 @@ def muse_glimmer(outer: Config) -> list[Weight]:
     )
     inner, heads = config.count("intermediate_size", default=8960), config.count("num_attention_heads", default=16)
     qkv, out, up, down, *norms = block(config, hidden, heads, inner)
-    last = outer.count("out_hidden_size", default=4096)
+    last = outer.count("out_hidden_size", default=4 * hidden)
     middle, frames = outer.count("projector_hidden_size", default=4096), config.count("patch_temporal", default=2)
     grid = config.count("pos_emb_height", default=32) * config.count("pos_emb_width", default=32)
     return [
@@ -129,9 +129,9 @@ def muse_glimmer(outer: Config) -> list[Weight]:
         layer_norm("vision_encoder.ln_pre", hidden),
         *(qkv, out, replace(up, split="none"), replace(down, split="none"), *norms) * depth,
         layer_norm("vision_encoder.ln_post", hidden),
-        linear("vision_adapter.c_fc", hidden * config.count("merge_size", default=2) ** 2, middle),
-        linear("vision_adapter.c_proj", middle, last),
-        linear("vision_projection", last, text_hidden(outer)),
+        linear("vision_adapter.c_fc", last, middle),
+        linear("vision_adapter.c_proj", middle, middle),
+        linear("vision_projection", middle, text_hidden(outer)),
     ]
 
 
@@ -141,3 +141,13 @@ def bailing_v3(outer: Config) -> list[Weight]:
     area = config.count("hidden_size", default=1152) * config.count("spatial_merge_size", default=2) ** 2
     *tower, _, _ = qwen3_5(outer)
     return [*tower, column("linear_proj.linear_fc1", area, text), row("linear_proj.linear_fc2", text, text)]
+
+
+def openpangu(outer: Config) -> list[Weight]:
+    """openPangu-VL: Qwen2.5-VL's blocks, a merger for each chosen layer, and one linear layer."""
+    config = outer.sub("vision_config")
+    hidden, out = config.count("hidden_size", default=1280), config.count("out_hidden_size")
+    chosen = len(config.items("mm_unit_vision_select_layer") or (-1, -3))
+    *tower, norm, up, down = qwen2_5_vl(outer)
+    last = linear("visual.vision_projection", out, outer.count("hidden_size"), bias=True)
+    return [*tower, vector("visual.final_layernorm", hidden), *(norm, up, down) * chosen, last]

@@ -23,8 +23,6 @@ from kvplan.models.families.towers_llava import llava_onevision, projector
 from kvplan.models.families.towers_vision import channels, feature_depth, siglip
 from kvplan.models.spec import Part, Weight
 
-INDICATORS = 5  # words of Ovis that mark images and their parts (vLLM 0.33 ovis.py)
-
 
 def paligemma(outer: Config) -> list[Weight]:
     """PaliGemma: SigLIP and one linear layer."""
@@ -187,10 +185,22 @@ def isaac(outer: Config) -> list[Weight]:
 def ovis(outer: Config) -> list[Weight]:
     """Ovis: SigLIP, joined patches as shares of words of its own, and a table of those words."""
     config = outer.sub("visual_tokenizer_config")
-    tower, words = config.sub("backbone_config"), config.count("vocab_size", default=16384)
+    return worded(outer, config, config.sub("backbone_config"), config.count("vocab_size", default=16384), 5)
+
+
+def ovis2_5(outer: Config) -> list[Weight]:
+    """Ovis 2.5 and 2.6: the same with SigLIP 2, its positions rotary beside a table."""
+    config = outer.sub("vit_config")
+    side = int(config.count("num_patches", default=256) ** 0.5) * config.count("patch_size", default=16)
+    tower = Config({**config.values, "image_size": side}, config.where, config.notes)
+    return worded(outer, config, tower, outer.count("visual_vocab_size", default=65536), 4)
+
+
+def worded(outer: Config, config: Config, tower: Config, words: int, marks: int) -> list[Weight]:
+    """A tower whose patches become shares of words; `marks` of them mark images and their parts."""
     tower = with_defaults(tower, vision_use_head=False)
     area = tower.count("hidden_size", default=768) * config.count("hidden_stride", default=1) ** 2
-    shares = words - INDICATORS
+    shares = words - marks
     return [
         *siglip(tower),
         linear("visual_tokenizer.head.0", area, shares),
