@@ -6,10 +6,12 @@ Source: vLLM 0.33 model_executor/models and vllm/models; compared with its param
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvplan.models.families import dense, moe, rope
+from kvplan.models.families import dense, moe
 from kvplan.models.families.blocks import SpecDraft, attention, column, embedding, gated_mlp, table, vector
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import FOUR_NORMS
+from kvplan.models.families.hybrid import Layer
+from kvplan.models.families.hybrid import draft as hybrid_draft
 from kvplan.models.families.moe import NO_BIAS, Moe
 from kvplan.models.families.renamed import reworded
 
@@ -91,14 +93,10 @@ def read_hrm(config: Config, model_type: str) -> SpecDraft:
         column("self_attn.gate_proj", hidden, width, "attention"),
         *gated_mlp(hidden, inner),
     )
-    context, caches = rope.context_of(config), (dense.attention_cache(heads, None),)
-    tied = config.flag("tie_word_embeddings")
-    return SpecDraft(
-        hidden_size=hidden, num_heads=heads.num_heads, vocab_size=vocab, context=context,
-        layers=[caches] * (turns * depth), layer_weights=[weights] * (2 * depth) + [()] * ((turns - 2) * depth),
-        other_weights=[*embedding(vocab, hidden, tied), vector("model.z_L_init", hidden)],
-        ropes=rope.tables(config, heads.head_dim, context.positions), tied=tied, widest_mlp=inner,
-    )  # fmt: skip
+    caches, tied = (dense.attention_cache(heads, None),), config.flag("tie_word_embeddings")
+    layers: list[Layer] = [(weights if i < 2 * depth else (), caches) for i in range(turns * depth)]
+    other = [*embedding(vocab, hidden, tied), vector("model.z_L_init", hidden)]
+    return hybrid_draft(config, layers, other, heads=heads, tied=tied, widest=inner)
 
 
 READERS: dict[str, Callable[[Config, str], SpecDraft]] = {

@@ -40,6 +40,11 @@ def vector(name: str, size: int, *, bias: bool = False) -> Weight:
     return linear(name, 1, size, bias=bias)
 
 
+def linears(name: str, *shapes: tuple[int, int], bias: bool = False) -> tuple[Weight, ...]:
+    """Linear layers of a module, each of (inputs, outputs), on every rank."""
+    return tuple(linear(name, inputs, outputs, bias=bias) for inputs, outputs in shapes)
+
+
 def layer_norm(name: str, size: int) -> Weight:
     return vector(name, size, bias=True)
 

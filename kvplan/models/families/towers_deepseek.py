@@ -7,7 +7,17 @@ parameters (tests/facts/architectures.jsonl).
 from dataclasses import replace
 
 from kvplan.models.families.config import Config
-from kvplan.models.families.tower_blocks import block, column, layer_norm, linear, row, text_hidden, vector, whole
+from kvplan.models.families.tower_blocks import (
+    block,
+    column,
+    layer_norm,
+    linear,
+    linears,
+    row,
+    text_hidden,
+    vector,
+    whole,
+)
 from kvplan.models.families.towers_vision import clip
 from kvplan.models.spec import Weight
 
@@ -77,22 +87,16 @@ def sam(config: Config, out: int) -> list[Weight]:
         linear("sam_model.patch_embed.proj", 3 * 16**2, SAM, bias=True),
         *(*layer, tables) * (SAM_LAYERS - SAM_GLOBAL),
         *(*layer, wide) * SAM_GLOBAL,
-        linear("sam_model.neck.0", SAM, 256),
         *(layer_norm("sam_model.neck.norm", 256),) * 2,
-        linear("sam_model.neck.2", 256 * 3**2, 256),
-        linear("sam_model.net_2", 256 * 3**2, 512),
-        linear("sam_model.net_3", 512 * 3**2, out),
+        *linears("sam_model.net", (SAM, 256), (256 * 3**2, 256), (256 * 3**2, 512), (512 * 3**2, out)),
     ]
 
 
 def qwen2_encoder(width: int) -> list[Weight]:
     """Queries that attend through Qwen2's layers; whole on every rank."""
     layer = (
-        linear("qwen2_model.q_proj", width, width, bias=True),
-        linear("qwen2_model.kv_proj", width, 2 * QWEN_KV, bias=True),
-        linear("qwen2_model.o_proj", width, width),
-        linear("qwen2_model.mlp.gate_up_proj", width, 2 * QWEN_INNER),
-        linear("qwen2_model.mlp.down_proj", QWEN_INNER, width),
+        linear("qwen2_model.qkv_proj", width, width + 2 * QWEN_KV, bias=True),
+        *linears("qwen2_model", (width, width), (width, 2 * QWEN_INNER), (QWEN_INNER, width)),
         *(vector("qwen2_model.norm", width),) * 2,
     )
     return [*layer * QWEN_LAYERS, vector("qwen2_model.norm", width), linear("qwen2_model.query", width, sum(QUERIES))]

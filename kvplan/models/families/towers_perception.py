@@ -25,17 +25,16 @@ def step_vl(outer: Config) -> list[Weight]:
     layer = block(config, width, config.count("heads", default=16), inner)
     if config.number("ls_init_value", 0.1):
         layer += (vector("vision_model.layers.ls_1", width), vector("vision_model.layers.ls_2", width))
+    optional = {
+        "use_abs_posemb": linear("vision_model.positional_embedding", width, (size // patch) ** 2),
+        "use_cls_token": vector("vision_model.class_embedding", width),
+        "use_ln_pre": layer_norm("vision_model.ln_pre", width),
+        "use_ln_post": layer_norm("vision_model.ln_post", width),
+    }
     return [
-        *(
-            (linear("vision_model.positional_embedding", width, (size // patch) ** 2),)
-            if config.flag("use_abs_posemb", True)
-            else ()
-        ),
-        *((vector("vision_model.class_embedding", width),) if config.flag("use_cls_token") else ()),
+        *(weight for key, weight in optional.items() if config.flag(key, key in ("use_abs_posemb", "use_ln_pre"))),
         linear("vision_model.conv1", 3 * patch**2, width),
-        *((layer_norm("vision_model.ln_pre", width),) if config.flag("use_ln_pre", True) else ()),
         *layer * layers,
-        *((layer_norm("vision_model.ln_post", width),) if config.flag("use_ln_post") else ()),
         linear("vision_model.vit_downsampler1", width * 3**2, 2 * width, bias=True),
         linear("vision_model.vit_downsampler2", 2 * width * 3**2, 4 * width, bias=True),
         column("vit_large_projector", 4 * width, text_hidden(outer), bias=outer.flag("projector_bias")),

@@ -9,7 +9,7 @@ from math import ceil
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 from kvplan.models.families.config import Config
-from kvplan.models.families.tower_blocks import block, depth_of, layer_norm, linear, text_hidden, vector
+from kvplan.models.families.tower_blocks import block, depth_of, layer_norm, linear, linears, text_hidden, vector
 from kvplan.models.spec import Weight
 
 # Width, layers, heads and MLP. Source: vLLM 0.33 transformers_utils/configs/radio.py (VIT_TIMM_DIM_BY_NAME).
@@ -50,30 +50,20 @@ def parakeet(config: Config, text: int) -> list[Weight]:
     kernel, biased = config.count("conv_kernel_size", default=9), config.flag("convolution_bias", True)
     out, projected = config.count("projection_hidden_size"), config.flag("projection_bias")
     layer = (
-        *(
-            linear(f"{SOUND}.feed_forward.linear1", hidden, inner),
-            linear(f"{SOUND}.feed_forward.linear2", inner, hidden),
-        )
-        * 2,
-        *(linear(f"{SOUND}.self_attn.proj", hidden, hidden),) * 5,
+        *linears(f"{SOUND}.feed_forward", (hidden, inner), (inner, hidden)) * 2,
+        *linears(f"{SOUND}.self_attn", (hidden, hidden)) * 5,
         *(vector(f"{SOUND}.self_attn.bias", hidden),) * 2,
-        linear(f"{SOUND}.conv.pointwise_conv1", hidden, 2 * hidden, bias=biased),
-        linear(f"{SOUND}.conv.depthwise_conv", kernel, hidden, bias=biased),
-        linear(f"{SOUND}.conv.pointwise_conv2", hidden, hidden, bias=biased),
+        *linears(f"{SOUND}.conv", (hidden, 2 * hidden), (kernel, hidden), (hidden, hidden), bias=biased),
         *(layer_norm(f"{SOUND}.norm", hidden),) * 6,
     )
-    subsampling = (
-        linear("sound_encoder.depthwise", STEPS**2, front, bias=True),
-        linear("sound_encoder.pointwise", front, front, bias=True),
-    )
+    subsampling = linears("sound_encoder.subsampling", (STEPS**2, front), (front, front), bias=True)
     return [
         linear("sound_encoder.conv", STEPS**2, front, bias=True),
         *subsampling * (halvings - 1),
         linear("sound_encoder.linear", front * (bins // 2**halvings), hidden, bias=True),
         *layer * depth_of(config, "num_hidden_layers", default=24),
         vector("sound_encoder.projection.norm", hidden),
-        linear("sound_encoder.projection.linear1", hidden, out, bias=projected),
-        linear("sound_encoder.projection.linear2", out, text, bias=projected),
+        *linears("sound_encoder.projection", (hidden, out), (out, text), bias=projected),
     ]
 
 
@@ -84,7 +74,6 @@ def nano_nemotron(outer: Config) -> list[Weight]:
     return [
         *radio(outer.sub("vision_config")),
         vector("mlp1.norm", area),
-        linear("mlp1.linear_1", area, middle),
-        linear("mlp1.linear_2", middle, text),
+        *linears("mlp1", (area, middle), (middle, text)),
         *(parakeet(outer.sub("sound_config"), text) if "sound_config" in outer else ()),
     ]

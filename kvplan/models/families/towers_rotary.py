@@ -86,27 +86,6 @@ def hyperclovax(outer: Config) -> list[Weight]:
     return [*qwen2_5_vl(outer), linear("mm_projector", out, text_hidden(outer), bias=True)]
 
 
-def mimo_v2_omni(outer: Config) -> list[Weight]:
-    """MiMo-V2-Omni: Qwen2.5-VL's layout with fewer key and value heads, sinks in windowed layers, a plain merger."""
-    config = outer.sub("vision_config")
-    hidden, inner = config.count("hidden_size", default=1280), config.count("intermediate_size", default=4608)
-    heads, depth = config.count("num_heads", default=32), depth_of(config, "depth", default=28)
-    width, kv = config.count("qk_channels", default=64), config.count("num_key_value_heads", default=8)
-    qkv, out, *others = block(config, hidden, heads, inner, norm_bias=False, gated=True)
-    qkv = replace(qkv, parts=(Part(heads, width), Part(kv, width), Part(kv, width)))
-    full = config.ints("fullatt_block_indexes") or [7, 15, 23, 31]
-    sinks = depth - sum(1 for i in full if i < depth) if config.flag("use_sink") else 0
-    area = hidden * config.count("spatial_merge_size", default=2) ** 2
-    return [
-        linear("visual.patch_embed.proj", video_patch(config, 16), hidden),
-        *(qkv, replace(out, inputs=heads * width), *others) * depth,
-        *(vector("visual.blocks.attn.sinks", heads),) * sinks,
-        vector("visual.merger.ln_q", hidden),
-        column("visual.merger.mlp.0", area, area, bias=False),
-        row("visual.merger.mlp.2", area, config.count("out_hidden_size", default=2048), bias=False),
-    ]
-
-
 def muse_glimmer(outer: Config) -> list[Weight]:
     """Muse Glimmer: rotary blocks between two norms whose MLPs are whole, neighboring patches joined, three layers."""
     config = outer.sub("vision_config")

@@ -97,45 +97,6 @@ def lfm2_vl(outer: Config) -> list[Weight]:
     ]
 
 
-def keye(outer: Config) -> list[Weight]:
-    """Keye: SigLIP without its head, a second table for packed positions, and neighboring patches joined."""
-    config = with_defaults(outer.sub("vision_config"), vision_use_head=False)
-    hidden = config.count("hidden_size", default=1152)
-    area = hidden * config.count("spatial_merge_size", default=2) ** 2
-    joined = area if outer.values.get("model_type") == "KeyeVL1_5" else hidden
-    first, second = projector(area, area, bias=True)
-    return [
-        *siglip(config),
-        linear("visual.packing_position_embedding", hidden, 32768),
-        layer_norm("mlp_AR.pre_norm", joined),
-        first,
-        replace(second, parts=(Part(outer.count("hidden_size")),)),
-    ]
-
-
-def eagle_2_5_vl(outer: Config) -> list[Weight]:
-    """Eagle 2.5: SigLIP without its head, and InternVL's projector."""
-    config, text = with_defaults(outer.sub("vision_config"), vision_use_head=False), text_hidden(outer)
-    area = config.count("hidden_size", default=1152) * round(1 / outer.ratio("downsample_ratio", 0.5, 1)) ** 2
-    return [
-        *siglip(config),
-        layer_norm("mlp1.norm", area),
-        linear("mlp1.linear_1", area, text, bias=True),
-        linear("mlp1.linear_2", text, text, bias=True),
-    ]
-
-
-def paddleocr_vl(outer: Config) -> list[Weight]:
-    """PaddleOCR-VL: SigLIP without its head; neighboring patches joined."""
-    config = with_defaults(
-        outer.sub("vision_config"), hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, image_size=384,
-        num_attention_heads=16, patch_size=14, vision_use_head=False,
-    )  # fmt: skip
-    hidden = config.count("hidden_size")
-    area = hidden * config.count("spatial_merge_size", default=2) ** 2
-    return [*siglip(config), layer_norm("mlp_AR.pre_norm", hidden), *whole_projector(area, area, text_hidden(outer))]
-
-
 def minicpmv4_6(outer: Config) -> list[Weight]:
     """MiniCPM-V 4.6: SigLIP, an attention that merges windows of patches, and a merger."""
     config = with_defaults(outer.sub("vision_config"), vision_use_head=False)
@@ -162,24 +123,6 @@ def bee(outer: Config) -> list[Weight]:
     hidden, text = outer.sub("vision_config").count("hidden_size", default=768), text_hidden(outer)
     middle = text if outer.values.get("model_type") == "rvl" else 4 * text
     return [*tower, layer_norm(f"{PROJECTOR}.pre_norm", hidden), *whole_projector(hidden, middle, text)]
-
-
-def bagel(outer: Config) -> list[Weight]:
-    """BAGEL's understanding half: SigLIP without its head, and two layers."""
-    config = with_defaults(outer.sub("vit_config"), vision_use_head=False)
-    return [*siglip(config), *projector(config.count("hidden_size", default=768), text_hidden(outer), bias=True)]
-
-
-def isaac(outer: Config) -> list[Weight]:
-    """Isaac: SigLIP 2, neighboring patches joined, and two layers without biases."""
-    config = with_defaults(outer.sub("vision_config"), vision_use_head=False, image_size=256)
-    hidden = config.count("hidden_size", default=768)
-    area = hidden * config.count("pixel_shuffle_scale_factor", default=1) ** 2
-    return [
-        *siglip(config),
-        column(f"{PROJECTOR}.linear_fc1", area, 4 * area, bias=False),
-        row(f"{PROJECTOR}.linear_fc2", 4 * area, text_hidden(outer), bias=False),
-    ]
 
 
 def ovis(outer: Config) -> list[Weight]:
@@ -209,20 +152,6 @@ def worded(outer: Config, config: Config, tower: Config, words: int, marks: int)
     ]
 
 
-def cosmos3_edge(outer: Config) -> list[Weight]:
-    """Cosmos 3 Edge: SigLIP 2, a norm, neighboring patches joined, and two layers."""
-    config = outer.sub("vision_config")
-    tower = with_defaults(config, vision_use_head=False, image_size=256)
-    hidden = config.count("hidden_size", default=1152)
-    area, middle = hidden * config.count("spatial_merge_size", default=2) ** 2, outer.count("projector_hidden_size")
-    return [
-        *siglip(tower),
-        layer_norm("visual.projector.norm", hidden),
-        column("visual.projector.linear_fc1", area, middle),
-        row("visual.projector.linear_fc2", middle, text_hidden(outer)),
-    ]
-
-
 def phi4_siglip(outer: Config) -> list[Weight]:
     """Phi-4 with vision: SigLIP 2 up to the last layer but one, and two layers."""
     config = outer.sub("vision_config")
@@ -232,3 +161,66 @@ def phi4_siglip(outer: Config) -> list[Weight]:
                    config.where, config.notes)  # fmt: skip
     *kept, _ = siglip(tower)
     return [*kept, *projector(outer.count("mm_hidden_size", default=1152), outer.count("hidden_size"), bias=True)]
+
+
+def joined(
+    outer: Config, config: Config, *, area: int, middle: int | None = None, norm: int | None = None, bias: bool = True,
+    split: bool = True,
+) -> list[Weight]:  # fmt: skip
+    """SigLIP without its head, neighboring patches joined after a norm `norm` wide, two layers, sharded or not.
+
+    middle  width between the two layers; None: that of the joined patches
+    """
+    tower = siglip(Config({**config.values, "vision_use_head": False}, config.where, config.notes))
+    inputs, text = config.count("hidden_size", default=1152) * area, text_hidden(outer)
+    inner = middle or inputs
+    layers = linear("mlp.1", inputs, inner, bias=bias), linear("mlp.2", inner, text, bias=bias)
+    if split:
+        layers = column("mlp.1", inputs, inner, bias=bias), row("mlp.2", inner, text, bias=bias)
+    return [*tower, *((layer_norm("mlp.norm", norm),) if norm else ()), *layers]
+
+
+def merged(config: Config) -> int:
+    return config.count("spatial_merge_size", default=2) ** 2
+
+
+def keye(outer: Config) -> list[Weight]:
+    """Keye: a second table for packed positions; a norm of a patch, or in 1.5 of the joined ones."""
+    config = outer.sub("vision_config")
+    hidden, area = config.count("hidden_size", default=1152), merged(config)
+    norm = hidden * area if outer.values.get("model_type") == "KeyeVL1_5" else hidden
+    table = linear("visual.packing_position_embedding", hidden, 32768)
+    return [*joined(outer, config, area=area, norm=norm), table]
+
+
+def eagle_2_5_vl(outer: Config) -> list[Weight]:
+    """Eagle 2.5, with InternVL's projector."""
+    config, area = outer.sub("vision_config"), round(1 / outer.ratio("downsample_ratio", 0.5, 1)) ** 2
+    norm = config.count("hidden_size", default=1152) * area
+    return joined(outer, config, area=area, norm=norm, middle=text_hidden(outer), split=False)
+
+
+def paddleocr_vl(outer: Config) -> list[Weight]:
+    config = with_defaults(
+        outer.sub("vision_config"), hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, image_size=384,
+        num_attention_heads=16, patch_size=14,
+    )  # fmt: skip
+    return joined(outer, config, area=merged(config), norm=config.count("hidden_size"), split=False)
+
+
+def bagel(outer: Config) -> list[Weight]:
+    """BAGEL's understanding half."""
+    config = with_defaults(outer.sub("vit_config"), hidden_size=768)
+    return joined(outer, config, area=1, middle=text_hidden(outer))
+
+
+def isaac(outer: Config) -> list[Weight]:
+    config = with_defaults(outer.sub("vision_config"), hidden_size=768, image_size=256)
+    area = config.count("pixel_shuffle_scale_factor", default=1) ** 2
+    return joined(outer, config, area=area, middle=4 * area * config.count("hidden_size"), bias=False)
+
+
+def cosmos3_edge(outer: Config) -> list[Weight]:
+    config = with_defaults(outer.sub("vision_config"), hidden_size=1152, image_size=256)
+    norm, middle = config.count("hidden_size"), outer.count("projector_hidden_size")
+    return joined(outer, config, area=merged(config), norm=norm, middle=middle)

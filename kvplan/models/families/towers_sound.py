@@ -13,7 +13,6 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
-    row,
     text_hidden,
     whole_projector,
     with_defaults,
@@ -62,47 +61,6 @@ def qwen3_asr(outer: Config) -> list[Weight]:
     return ears(with_defaults(thinker(outer).sub("audio_config"), output_dim=3584))
 
 
-def moss_transcribe(outer: Config) -> list[Weight]:
-    """MOSS-Transcribe: Whisper's encoder, neighboring frames joined, two layers and a norm."""
-    config, text = outer.sub("audio_config"), text_hidden(outer)
-    inputs = config.count("d_model", default=1024) * outer.count("audio_merge_size", default=4)
-    return [
-        *whisper(config, split=True),
-        *whole_projector(outer.count("adaptor_input_dim", default=inputs), text, text),
-        layer_norm(f"{PROJECTOR}.norm", text),
-    ]
-
-
-def kimi_audio(outer: Config) -> list[Weight]:
-    """Kimi-Audio: the encoder of Whisper large v3, four frames joined, two layers and a norm."""
-    config, text = Config(WHISPER_LARGE_V3, outer.where, outer.notes), outer.count("hidden_size")
-    inputs = outer.count("kimia_adaptor_input_dim", default=5120)
-    return [*whisper(config, split=True), *whole_projector(inputs, text, text), layer_norm(f"{PROJECTOR}.norm", text)]
-
-
-def moss_audio(outer: Config) -> list[Weight]:
-    """MOSS-Audio: Qwen3-Omni's layers, and a gated projection for the last layer and for each chosen one."""
-    config, text = outer.sub("audio_config"), text_hidden(outer)
-    hidden, out = config.count("d_model", default=1280), config.count("output_dim", default=1280)
-    inner, taps = outer.count("adapter_hidden_size", default=8192), config.ints("deepstack_encoder_layer_indexes") or []
-    adapter = (
-        linear("audio_adapter.gate_up_proj", out, (Part(inner), Part(inner)), "outputs"),
-        row("audio_adapter.down_proj", inner, text, bias=False),
-    )
-    *stem, projection = [weight for weight in ears(config) if ".layers." not in weight.name][:4]
-    layers = [
-        weight for weight in ears(config) if ".layers." in weight.name and not weight.name.endswith("k_proj.bias")
-    ]
-    return [
-        *stem,
-        replace(projection, bias=True),
-        *layers,
-        layer_norm(f"{AUDIO_TOWER}.layer_norm", hidden),
-        linear(f"{AUDIO_TOWER}.out_proj", hidden, out),
-        *adapter * (1 + outer.count("deepstack_num_inject_layers", default=len(taps), low=0)),
-    ]
-
-
 def midashenglm(outer: Config) -> list[Weight]:
     """MiDashengLM: a ViT over patches of a spectrum, neighboring frames joined, two layers."""
     config, text = outer.sub("audio_encoder_config"), text_hidden(outer)
@@ -119,3 +77,20 @@ def midashenglm(outer: Config) -> list[Weight]:
         layer_norm("audio_encoder.norm", hidden),
         *projector(joined, text, bias=True),
     ]
+
+
+def joined_frames(config: Config, inputs: int, text: int) -> list[Weight]:
+    """Whisper's encoder, neighboring frames joined, two layers and a norm."""
+    return [*whisper(config, split=True), *whole_projector(inputs, text, text), layer_norm(f"{PROJECTOR}.norm", text)]
+
+
+def moss_transcribe(outer: Config) -> list[Weight]:
+    config = outer.sub("audio_config")
+    inputs = config.count("d_model", default=1024) * outer.count("audio_merge_size", default=4)
+    return joined_frames(config, outer.count("adaptor_input_dim", default=inputs), text_hidden(outer))
+
+
+def kimi_audio(outer: Config) -> list[Weight]:
+    """Kimi-Audio, whose encoder is that of Whisper large v3."""
+    config = Config(WHISPER_LARGE_V3, outer.where, outer.notes)
+    return joined_frames(config, outer.count("kimia_adaptor_input_dim", default=5120), outer.count("hidden_size"))

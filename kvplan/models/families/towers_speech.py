@@ -11,6 +11,7 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
+    linears,
     row,
     text_hidden,
     vector,
@@ -38,17 +39,13 @@ def conformer(config: Config) -> list[Weight]:
     )
     layer = (
         *feed_forward * 2,
-        layer_norm(f"{NAME}.attn.pre_norm", hidden),
-        linear(f"{NAME}.attn.to_q", hidden, attended),
-        linear(f"{NAME}.attn.to_kv", hidden, 2 * attended),
-        linear(f"{NAME}.attn.to_out", attended, hidden, bias=True),
+        *linears(f"{NAME}.attn", (hidden, attended), (hidden, 2 * attended)),
+        *linears(f"{NAME}.attn.to_out", (attended, hidden), bias=True),
         linear(f"{NAME}.attn.rel_pos_emb", width, 2 * config.count("max_pos_emb", default=512) + 1),
-        layer_norm(f"{NAME}.conv.norm", hidden),
-        linear(f"{NAME}.conv.up_conv", hidden, 2 * wide, bias=True),
+        *linears(f"{NAME}.conv", (hidden, 2 * wide), (wide, hidden), bias=True),
         linear(f"{NAME}.conv.depth_conv", kernel, wide),
         layer_norm(f"{NAME}.conv.batch_norm", wide),
-        linear(f"{NAME}.conv.down_conv", wide, hidden, bias=True),
-        layer_norm(f"{NAME}.post_norm", hidden),
+        *(layer_norm(f"{NAME}.norm", hidden),) * 3,
     )
     return [
         linear("audio_tower.input_linear", bins, hidden, bias=True),

@@ -88,7 +88,7 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "Zamba2ForCausalLM"
     ), ModelClass(adapters=False)),
     **dict.fromkeys((
-        "ChatGLMModel", "Gemma2Model", "LlamaModel", "MiDashengLMModel", "MistralModel", "MossAudioModel", "Qwen2Model",
+        "ChatGLMModel", "Gemma2Model", "LlamaModel", "MiDashengLMModel", "MistralModel", "Qwen2Model",
         "Qwen2_5OmniModel", "UltravoxModel",
     ),
         ModelClass(generates=True)),
