@@ -41,11 +41,13 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
         "bailing_moe_v3_vl:bailing_v3 dots_ocr exaone4_5 hyperclovax_vision_v2:hyperclovax llava_onevision2 "
         "openpangu_vl:openpangu",
     ("towers_siglip", IMAGES):
-        "aria bagel cohere2_vision eagle_2_5_vl idefics3 isaac lfm2_vl ovis paddleocr_vl paligemma "
-        "phi4-siglip:phi4_siglip smolvlm:idefics3",
-    ("towers_siglip", IMAGES_AND_VIDEOS):
-        "bee cosmos3_edge Keye:keye KeyeVL1_5:keye minicpm_ocr:minicpmv4_6 minicpmv4_6 minicpmv4_7:minicpmv4_6 "
-        "ovis2_5 ovis2_6:ovis2_5 ovis2_6_moe:ovis2_5 rvl:bee",
+        "bagel cohere2_vision eagle_2_5_vl idefics3 isaac lfm2_vl paddleocr_vl paligemma phi4-siglip:phi4_siglip "
+        "smolvlm:idefics3",
+    ("towers_siglip", IMAGES_AND_VIDEOS): "cosmos3_edge Keye:keye KeyeVL1_5:keye",
+    ("towers_queries", IMAGES): "aria ovis",
+    ("towers_queries", IMAGES_AND_VIDEOS):
+        "bee minicpm_ocr:minicpmv4_6 minicpmv4_6 minicpmv4_7:minicpmv4_6 ovis2_5 ovis2_6:ovis2_5 ovis2_6_moe:ovis2_5 "
+        "rvl:bee",
     ("towers_sound", AUDIO):
         "audioflamingo3:audio_flamingo glmasr:glm_asr kimi_audio midashenglm "
         "moss_transcribe_diarize:moss_transcribe qwen3_asr",

@@ -18,6 +18,7 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
+    linears,
     not_held,
     patches,
     row,
@@ -83,8 +84,7 @@ def llava_onevision(outer: Config) -> list[Weight]:
         *not_held(layer) * (layers - depth),
         *not_held(post),
         vector("image_newline", text),
-        linear("multi_modal_projector.linear_1", hidden, text, bias=bias),
-        linear("multi_modal_projector.linear_2", text, text, bias=bias),
+        *whole_projector(hidden, text, text, bias=bias),
     ]
 
 
@@ -129,8 +129,7 @@ def internvl(outer: Config) -> list[Weight]:
         *not_held(layer) * (layers - depth),
         *(() if whole else (layer_norm("vision_model.layernorm", hidden),)),
         layer_norm("mlp1.norm", hidden * area),
-        linear("mlp1.linear_1", hidden * area, middle, bias=not wide),
-        linear("mlp1.linear_2", middle, text, bias=not wide),
+        *linears("mlp1", (hidden * area, middle), (middle, text), bias=not wide),
     ]
 
 
@@ -179,15 +178,12 @@ def qformer(config: Config, width: int) -> list[Weight]:
 
     def attention(name: str, inputs: int) -> tuple[Weight, ...]:
         return (
-            linear(f"{name}.query", width, width, bias=True),
-            linear(f"{name}.key_value", inputs, 2 * width, bias=True),
-            linear(f"{name}.dense", width, width, bias=True),
+            *linears(name, (width, width), (inputs, 2 * width), (width, width), bias=True),
             layer_norm(f"{name}.norm", width),
         )
 
     feed_forward = (
-        linear("qformer.intermediate_query", width, inner, bias=True),
-        linear("qformer.output_query", inner, width, bias=True),
+        *linears("qformer.query", (width, inner), (inner, width), bias=True),
         layer_norm("qformer.output_query.norm", width),
     )
     weights = [layer_norm("qformer.layernorm", width)]

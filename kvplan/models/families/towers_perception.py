@@ -10,6 +10,7 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
+    linears,
     patches,
     text_hidden,
     vector,
@@ -35,8 +36,7 @@ def step_vl(outer: Config) -> list[Weight]:
         *(weight for key, weight in optional.items() if config.flag(key, key in ("use_abs_posemb", "use_ln_pre"))),
         linear("vision_model.conv1", 3 * patch**2, width),
         *layer * layers,
-        linear("vision_model.vit_downsampler1", width * 3**2, 2 * width, bias=True),
-        linear("vision_model.vit_downsampler2", 2 * width * 3**2, 4 * width, bias=True),
+        *linears("vit_downsampler", (width * 3**2, 2 * width), (2 * width * 3**2, 4 * width), bias=True),
         column("vit_large_projector", 4 * width, text_hidden(outer), bias=outer.flag("projector_bias")),
     ]
 
@@ -52,7 +52,6 @@ def step3_vl(outer: Config) -> list[Weight]:
         linear("vision_model.patch_embedding", 3 * patch**2, hidden, bias=True),
         linear("vision_model.position_embedding", hidden, patches(config, 728, patch) + 1),
         *block(config, hidden, heads, inner) * layers,
-        linear("vit_downsampler", hidden * 2**2, out, bias=True),
-        linear("vit_downsampler2", out * 3**2, 2 * out, bias=True),
+        *linears("vit_downsampler", (hidden * 2**2, out), (out * 3**2, 2 * out), bias=True),
         linear("vit_large_projector", 2 * out, text_hidden(outer), bias=outer.flag("projector_bias", True)),
     ]

@@ -4,23 +4,18 @@ Missing config keys take the default of the transformers class of the same model
 vLLM 0.33's parameters per rank (tests/facts/architectures.jsonl).
 """
 
-from dataclasses import replace
-
 from kvplan.models.families.config import Config
 from kvplan.models.families.tower_blocks import (
     PROJECTOR,
-    block,
     column,
     depth_of,
     layer_norm,
     linear,
     row,
     text_hidden,
-    whole_projector,
     with_defaults,
 )
-from kvplan.models.families.towers_llava import llava_onevision, projector
-from kvplan.models.families.towers_vision import channels, feature_depth, siglip
+from kvplan.models.families.towers_vision import feature_depth, siglip
 from kvplan.models.spec import Part, Weight
 
 
@@ -50,117 +45,6 @@ def cohere2_vision(outer: Config) -> list[Weight]:
         linear(f"{PROJECTOR}.linear_1", inputs, (Part(middle // 2), Part(middle // 2)), "outputs", bias=True),
         row(f"{PROJECTOR}.linear_2", middle // 2, text_hidden(outer)),
     ]
-
-
-def aria(outer: Config) -> list[Weight]:
-    """Aria: queries attend to the patches of a Idefics-like tower, then an MLP."""
-    config = with_defaults(
-        outer.sub("vision_config"), hidden_size=1152, patch_size=32, num_attention_heads=16, vision_use_head=False
-    )
-    hidden, text = config.count("hidden_size"), text_hidden(outer)
-    queries = outer.sub("projector_patch_to_query_dict")
-    rows = outer.count(
-        "max_value_projector_patch_to_query_dict",
-        default=max((queries.count(key) for key in queries.values), default=256),
-    )
-    cross, square = f"{PROJECTOR}.cross_attn", linear(f"{PROJECTOR}.cross_attn.q_proj", hidden, hidden)
-    return [
-        *(weight for weight in siglip(config) if not weight.name.endswith("post_layernorm")),
-        linear(f"{PROJECTOR}.query", hidden, rows),
-        *(replace(square, name=f"{cross}.{part}_proj") for part in "qkv"),
-        linear(f"{cross}.multihead_attn.in_proj", hidden, 3 * hidden, bias=True),
-        linear(f"{cross}.multihead_attn.out_proj", hidden, hidden, bias=True),
-        linear(f"{cross}.linear", hidden, hidden, bias=True),
-        *(layer_norm(f"{cross}.{name}", hidden) for name in ("layer_norm", "layer_norm_kv")),
-        layer_norm(f"{PROJECTOR}.layer_norm", hidden),
-        column(f"{PROJECTOR}.feed_forward.linear_in", hidden, text, bias=False),
-        row(f"{PROJECTOR}.feed_forward.linear_out", text, text, bias=False),
-    ]
-
-
-def lfm2_vl(outer: Config) -> list[Weight]:
-    """LFM2-VL: SigLIP 2 without its head; neighboring patches joined, a norm where stated, and two layers."""
-    config = outer.sub("vision_config")
-    hidden, layers = config.count("hidden_size", default=768), depth_of(config, "num_hidden_layers", default=12)
-    inner, heads = config.count("intermediate_size", default=3072), config.count("num_attention_heads", default=12)
-    patch, rows = config.count("patch_size", default=16), config.count("num_patches", default=256)
-    area, middle = hidden * outer.count("downsample_factor", default=2) ** 2, outer.count(
-        "projector_hidden_size", default=2560
-    )  # fmt: skip
-    return [
-        linear("vision_tower.patch_embedding", channels(config) * patch**2, hidden, bias=True),
-        linear("vision_tower.position_embedding", hidden, rows),
-        *block(config, hidden, heads, inner) * feature_depth(outer, layers, -1),
-        layer_norm("vision_tower.post_layernorm", hidden),
-        *((layer_norm(f"{PROJECTOR}.layer_norm", area),) if outer.flag("projector_use_layernorm", True) else ()),
-        *whole_projector(area, middle, text_hidden(outer), bias=outer.flag("projector_bias", True)),
-    ]
-
-
-def minicpmv4_6(outer: Config) -> list[Weight]:
-    """MiniCPM-V 4.6: SigLIP, an attention that merges windows of patches, and a merger."""
-    config = with_defaults(outer.sub("vision_config"), vision_use_head=False)
-    hidden, inner = config.count("hidden_size", default=768), config.count("intermediate_size", default=3072)
-    qkv, out, *_ = block(config, hidden, config.count("num_attention_heads", default=12), inner)
-    area = 4 * hidden
-    return [
-        *siglip(config),
-        qkv,
-        out,
-        layer_norm("vit_merger.layer_norm1", hidden),
-        layer_norm("vit_merger.pre_norm", area),
-        linear("vit_merger.linear_1", area, 4 * inner, bias=True),
-        linear("vit_merger.linear_2", 4 * inner, hidden, bias=True),
-        layer_norm("merger.mlp.0.pre_norm", area),
-        linear("merger.mlp.0.linear_1", area, area, bias=True),
-        linear("merger.mlp.0.linear_2", area, text_hidden(outer), bias=True),
-    ]
-
-
-def bee(outer: Config) -> list[Weight]:
-    """Bee and R: LLaVA-OneVision with a norm before its projector, whose first layer is four times as wide in Bee."""
-    *tower, _, _ = llava_onevision(outer)
-    hidden, text = outer.sub("vision_config").count("hidden_size", default=768), text_hidden(outer)
-    middle = text if outer.values.get("model_type") == "rvl" else 4 * text
-    return [*tower, layer_norm(f"{PROJECTOR}.pre_norm", hidden), *whole_projector(hidden, middle, text)]
-
-
-def ovis(outer: Config) -> list[Weight]:
-    """Ovis: SigLIP, joined patches as shares of words of its own, and a table of those words."""
-    config = outer.sub("visual_tokenizer_config")
-    return worded(outer, config, config.sub("backbone_config"), config.count("vocab_size", default=16384), 5)
-
-
-def ovis2_5(outer: Config) -> list[Weight]:
-    """Ovis 2.5 and 2.6: the same with SigLIP 2, its positions rotary beside a table."""
-    config = outer.sub("vit_config")
-    side = int(config.count("num_patches", default=256) ** 0.5) * config.count("patch_size", default=16)
-    tower = Config({**config.values, "image_size": side}, config.where, config.notes)
-    return worded(outer, config, tower, outer.count("visual_vocab_size", default=65536), 4)
-
-
-def worded(outer: Config, config: Config, tower: Config, words: int, marks: int) -> list[Weight]:
-    """A tower whose patches become shares of words; `marks` of them mark images and their parts."""
-    tower = with_defaults(tower, vision_use_head=False)
-    area = tower.count("hidden_size", default=768) * config.count("hidden_stride", default=1) ** 2
-    shares = words - marks
-    return [
-        *siglip(tower),
-        linear("visual_tokenizer.head.0", area, shares),
-        layer_norm("visual_tokenizer.head.1", shares),
-        linear("vte", text_hidden(outer), words),
-    ]
-
-
-def phi4_siglip(outer: Config) -> list[Weight]:
-    """Phi-4 with vision: SigLIP 2 up to the last layer but one, and two layers."""
-    config = outer.sub("vision_config")
-    layers = depth_of(config, "num_hidden_layers", default=12) - 1
-    side = int(config.count("num_patches", default=256) ** 0.5) * config.count("patch_size", default=16)
-    tower = Config({**config.values, "num_hidden_layers": layers, "image_size": side, "vision_use_head": False},
-                   config.where, config.notes)  # fmt: skip
-    *kept, _ = siglip(tower)
-    return [*kept, *projector(outer.count("mm_hidden_size", default=1152), outer.count("hidden_size"), bias=True)]
 
 
 def joined(
@@ -215,12 +99,32 @@ def bagel(outer: Config) -> list[Weight]:
 
 
 def isaac(outer: Config) -> list[Weight]:
-    config = with_defaults(outer.sub("vision_config"), hidden_size=768, image_size=256)
+    config = with_defaults(outer.sub("vision_config"), hidden_size=768, num_patches=256)
     area = config.count("pixel_shuffle_scale_factor", default=1) ** 2
     return joined(outer, config, area=area, middle=4 * area * config.count("hidden_size"), bias=False)
 
 
 def cosmos3_edge(outer: Config) -> list[Weight]:
-    config = with_defaults(outer.sub("vision_config"), hidden_size=1152, image_size=256)
+    config = with_defaults(outer.sub("vision_config"), hidden_size=1152, num_patches=256)
     norm, middle = config.count("hidden_size"), outer.count("projector_hidden_size")
     return joined(outer, config, area=merged(config), norm=norm, middle=middle)
+
+
+def lfm2_vl(outer: Config) -> list[Weight]:
+    """LFM2-VL: a norm where stated."""
+    config = with_defaults(outer.sub("vision_config"), hidden_size=768, num_patches=256)
+    depth = feature_depth(outer, depth_of(config, "num_hidden_layers", default=12), -1)
+    area, middle = outer.count("downsample_factor", default=2) ** 2, outer.count("projector_hidden_size", default=2560)
+    norm = config.count("hidden_size") * area if outer.flag("projector_use_layernorm", True) else None
+    tower = Config({**config.values, "num_hidden_layers": depth}, config.where, config.notes)
+    bias = outer.flag("projector_bias", True)
+    return joined(outer, tower, area=area, norm=norm, middle=middle, bias=bias, split=False)
+
+
+def phi4_siglip(outer: Config) -> list[Weight]:
+    """Phi-4 with vision: up to the last layer but one, without its norm."""
+    config = with_defaults(outer.sub("vision_config"), hidden_size=outer.count("mm_hidden_size"), num_patches=256)
+    depth = depth_of(config, "num_hidden_layers", default=12) - 1
+    tower = Config({**config.values, "num_hidden_layers": depth}, config.where, config.notes)
+    layers = joined(outer, tower, area=1, middle=outer.count("hidden_size"))
+    return [weight for weight in layers if not weight.name.endswith("post_layernorm")]

@@ -13,6 +13,7 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
+    linears,
     text_hidden,
     whole_projector,
     with_defaults,
@@ -47,8 +48,7 @@ def glm_asr(outer: Config) -> list[Weight]:
     bins, text = config.count("num_mel_bins", default=128), text_hidden(outer)
     first, second = projector(inner, 2 * text, bias=True)
     return [
-        linear(f"{AUDIO_TOWER}.conv1", bins * KERNEL, hidden, bias=True),
-        linear(f"{AUDIO_TOWER}.conv2", hidden * KERNEL, hidden, bias=True),
+        *linears(f"{AUDIO_TOWER}.conv", (bins * KERNEL, hidden), (hidden * KERNEL, hidden), bias=True),
         *block(config, hidden, heads, inner) * layers,
         layer_norm(f"{AUDIO_TOWER}.norm", hidden),
         first,

@@ -18,6 +18,7 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
+    linears,
     not_held,
     patches,
     row,
@@ -33,9 +34,10 @@ def siglip(config: Config) -> list[Weight]:
     inner = config.count("intermediate_size", default=3072)
     heads, layers = config.count("num_attention_heads", default=12), depth_of(config, "num_hidden_layers", default=12)
     patch = config.count("patch_size", default=16)
+    rows = config.count("num_patches", default=patches(config, 224, patch))
     return [
         linear("vision_tower.patch_embedding", channels(config) * patch**2, hidden, bias=True),
-        linear("vision_tower.position_embedding", hidden, patches(config, 224, patch)),
+        linear("vision_tower.position_embedding", hidden, rows),
         *block(config, hidden, heads, inner) * layers,
         layer_norm("vision_tower.post_layernorm", hidden),
         *(not_held(pooling_head(hidden, inner)) if config.flag("vision_use_head", True) else ()),
@@ -173,8 +175,7 @@ def pixtral(outer: Config) -> list[Weight]:
             if config.text("mm_projector_id", "") == "patch_merge"
             else ()
         ),
-        linear("multi_modal_projector.linear_1", hidden, text, bias=bias),
-        linear("multi_modal_projector.linear_2", text, text, bias=bias),
+        *linears("multi_modal_projector", (hidden, text), (text, text), bias=bias),
     ]
 
 
@@ -324,8 +325,7 @@ def kimi_k25(outer: Config) -> list[Weight]:
         *block(config, hidden, heads, inner) * layers,
         layer_norm("vision_tower.final_layernorm", hidden),
         layer_norm("mm_projector.pre_norm", hidden),
-        linear("mm_projector.linear_1", hidden * area, hidden * area, bias=True),
-        linear("mm_projector.linear_2", hidden * area, text_hidden(outer), bias=True),
+        *linears("mm_projector", (hidden * area, hidden * area), (hidden * area, text_hidden(outer)), bias=True),
     ]
 
 
@@ -370,8 +370,7 @@ def kimi_k3(outer: Config) -> list[Weight]:
         linear("vision_tower.patch_embed.pos_emb", hidden, grid),
         *(replace(weight, even=heads) for weight in layer * layers),
         vector("vision_tower.encoder.final_layernorm", hidden),
-        linear("mm_projector.linear_1", wide, wide, bias=biased),
-        linear("mm_projector.linear_2", wide, text, bias=biased),
+        *linears("mm_projector", (wide, wide), (wide, text), bias=biased),
         vector("mm_projector.post_norm", text),
     ]
 
