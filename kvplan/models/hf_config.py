@@ -61,7 +61,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "recent": (
         "beam", "flint", "muse_glimmer", "muse_glimmer_text", "rnj1", "molmo2", "molmo2_text",
-        "domyn_edge", "hrm_text", "molmo",
+        "hrm_text", "molmo",
     ),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",

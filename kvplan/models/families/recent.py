@@ -69,19 +69,6 @@ def read_molmo(config: Config, model_type: str) -> SpecDraft:
     return read_molmo2(reworded(config, tie_word_embeddings=tied), model_type)
 
 
-def read_domyn_edge(config: Config, model_type: str) -> SpecDraft:
-    """Domyn Edge: four norms, keys alone normalized, a window of each layer (-1: none)."""
-    draft = dense.read_with(config, replace(NO_BIAS, norms=FOUR_NORMS, qk_norm="head"), model_type)
-    draft.layer_weights = [tuple(w for w in weights if w.name != "self_attn.q_norm") for weights in draft.layer_weights]
-    heads, sizes = dense.heads_of(config), config.items("window_sizes") or []
-    if len(sizes) not in (0, len(draft.layers)):
-        raise config.fail("window_sizes", f"has {len(sizes)} entries for {len(draft.layers)} layers")
-    for i, size in enumerate(sizes):
-        back = config.whole(f"window_sizes[{i}]", size[0] if isinstance(size, list) and size else size, low=-1)
-        draft.layers[i] = (dense.attention_cache(heads, None if back < 0 else back + 1),)
-    return draft
-
-
 def read_hrm(config: Config, model_type: str) -> SpecDraft:
     """HRM: two stacks without norms, each turned several times, with a cache a turn."""
     heads, hidden, inner = dense.heads_of(config), config.count("hidden_size"), config.count("intermediate_size")
@@ -107,7 +94,6 @@ READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "rnj1": read_rnj1,
     "molmo2": read_molmo2,
     "molmo2_text": read_molmo2,
-    "domyn_edge": read_domyn_edge,
     "hrm_text": read_hrm,
     "molmo": read_molmo,
 }

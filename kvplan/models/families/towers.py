@@ -26,7 +26,7 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
         "blip-2:blip_2 chatglm:glm4v_9b h2ovl_chat:internvl interns1:internvl internvl_chat:internvl llava_next "
         "NVLM_D:internvl phi3_v qianfan_ocr:internvl skywork_chat:internvl",
     ("towers_llava", ("video",)): "llava_next_video",
-    ("towers_llava", IMAGES_AND_VIDEOS): "glm4v glm4v_moe:glm4v glm_ocr internvl llava_onevision",
+    ("towers_llava", IMAGES_AND_VIDEOS): "glm4v glm4v_moe:glm4v glm5_next:glm_ocr glm_ocr internvl llava_onevision",
     ("towers_molmo", IMAGES): "molmo",
     ("towers_molmo", IMAGES_AND_VIDEOS): "molmo2",
     ("towers_navit", IMAGES): "phi4mm",
@@ -58,7 +58,7 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
         "gemma3 kimi_k3 kimi_vl:kimi_k25 lightonocr:mistral3 llama4 llava llava_llama:llava mistral3 mllama "
         "pixtral",
     ("towers_vision", IMAGES_AND_VIDEOS):
-        "alpamayo2_super:qwen3_vl cohere_compass:qwen3_vl cosmos3_omni:qwen3_vl glm5_next interns2_mobius:qwen3_5 "
+        "alpamayo2_super:qwen3_vl cohere_compass:qwen3_vl cosmos3_omni:qwen3_vl interns2_mobius:qwen3_5 "
         "interns2_preview:qwen3_5 minimax_m3 minimax_m3_vl:minimax_m3 opencua:qwen2_5_vl qwen2_5_vl qwen2_vl "
         "qwen3_5 qwen3_5_moe:qwen3_5 qwen3_vl qwen3_vl_moe:qwen3_vl qwen4_exp:qwen3_5",
 }  # fmt: skip

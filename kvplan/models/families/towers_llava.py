@@ -225,12 +225,16 @@ def gated_merger(config: Config, hidden: int, out: int, middle: int) -> tuple[We
 
 
 def glm_ocr(outer: Config) -> list[Weight]:
-    """GLM-OCR: rotary blocks with biases and normalized queries and keys."""
+    """GLM-OCR and GLM-5.3-Flash: rotary blocks with biases and normalized queries and keys."""
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
     heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)
-    out, width = config.count("out_hidden_size", default=1536), hidden // check_heads(config, hidden, heads)
-    middle = outer.sub("text_config").count("intermediate_size", default=out * channels(config))  # vLLM 0.33 glm_ocr.py
+    own, width = "projection_intermediate_size" in config, hidden // check_heads(config, hidden, heads)
+    out = config.count("out_hidden_size", default=4096 if own else 1536)
+    fallback = outer.sub("text_config").count(
+        "intermediate_size", default=out * channels(config)
+    )  # vLLM 0.33 glm_ocr.py
+    middle = config.count("projection_intermediate_size", default=fallback)
     layer = (
         *block(config, hidden, heads, inner, norm_bias=False, gated=True),
         vector("visual.blocks.attn.q_norm", width),

@@ -18,7 +18,7 @@ from kvplan.models.families.tower_blocks import (
     text_hidden,
     vector,
 )
-from kvplan.models.families.towers_vision import channels, qwen2_5_vl, qwen3_5, video_patch
+from kvplan.models.families.towers_vision import channels, merge_area, merger, qwen2_5_vl, qwen3_5, video_patch
 from kvplan.models.spec import Part, Weight
 
 
@@ -31,13 +31,11 @@ def exaone4_5(outer: Config) -> list[Weight]:
     head = hidden // width
     qkv, *others = block(config, hidden, heads, inner, norm_bias=False, gated=True)
     qkv = replace(qkv, parts=(Part(heads, head), Part(kv, head), Part(kv, head)))
-    area = hidden * config.count("spatial_merge_size", default=2) ** 2
     return [
         linear("visual.patch_embed.proj", video_patch(config, 14), hidden),
         *(qkv, *others) * depth,
         vector("visual.merger.ln_q", hidden),
-        column("visual.merger.mlp.0", area, area),
-        row("visual.merger.mlp.2", area, config.count("out_hidden_size", default=hidden)),
+        *merger("visual.merger", hidden, config.count("out_hidden_size", default=hidden), merge_area(config)),
     ]
 
 
@@ -49,7 +47,7 @@ def dots_ocr(outer: Config) -> list[Weight]:
     pixels = channels(config) * config.count("patch_size", default=14) ** 2 * config.count(
         "temporal_patch_size", default=1
     )  # fmt: skip
-    biased, area = config.flag("use_bias"), hidden * config.count("spatial_merge_size", default=2) ** 2
+    biased = config.flag("use_bias")
     layer = block(
         config, hidden, heads, inner, attention_bias=biased, mlp_bias=biased, norm_bias=False, gated=True
     )  # fmt: skip
@@ -59,8 +57,7 @@ def dots_ocr(outer: Config) -> list[Weight]:
         *layer * depth,
         *((vector("vision_tower.post_trunk_norm", hidden),) if config.flag("post_norm", True) else ()),
         layer_norm("vision_tower.merger.ln_q", hidden),
-        column("vision_tower.merger.mlp.0", area, area),
-        row("vision_tower.merger.mlp.2", area, config.count("hidden_size", default=1536)),
+        *merger("vision_tower.merger", hidden, config.count("hidden_size", default=1536), merge_area(config)),
     ]
 
 
@@ -68,15 +65,13 @@ def llava_onevision2(outer: Config) -> list[Weight]:
     """LLaVA-OneVision 2: rotary blocks between a norm and Qwen2-VL's merger."""
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size"), config.count("intermediate_size")
-    area = hidden * config.count("spatial_merge_size", default=2) ** 2
     return [
         linear("visual.patch_embedding", channels(config) * config.count("patch_size", default=14) ** 2, hidden),
         layer_norm("visual.layernorm_pre", hidden),
         *block(config, hidden, config.count("num_attention_heads"), inner)
         * depth_of(config, "num_hidden_layers", default=24),
         layer_norm("visual.merger.ln_q", hidden),
-        column("visual.merger.mlp.0", area, area),
-        row("visual.merger.mlp.2", area, text_hidden(outer)),
+        *merger("visual.merger", hidden, text_hidden(outer), merge_area(config)),
     ]
 
 

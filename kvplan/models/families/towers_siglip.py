@@ -15,7 +15,7 @@ from kvplan.models.families.tower_blocks import (
     text_hidden,
     with_defaults,
 )
-from kvplan.models.families.towers_vision import feature_depth, siglip
+from kvplan.models.families.towers_vision import feature_depth, merge_area, siglip
 from kvplan.models.spec import Part, Weight
 
 
@@ -64,14 +64,10 @@ def joined(
     return [*tower, *((layer_norm("mlp.norm", norm),) if norm else ()), *layers]
 
 
-def merged(config: Config) -> int:
-    return config.count("spatial_merge_size", default=2) ** 2
-
-
 def keye(outer: Config) -> list[Weight]:
     """Keye: a second table for packed positions; a norm of a patch, or in 1.5 of the joined ones."""
     config = outer.sub("vision_config")
-    hidden, area = config.count("hidden_size", default=1152), merged(config)
+    hidden, area = config.count("hidden_size", default=1152), merge_area(config)
     norm = hidden * area if outer.values.get("model_type") == "KeyeVL1_5" else hidden
     table = linear("visual.packing_position_embedding", hidden, 32768)
     return [*joined(outer, config, area=area, norm=norm), table]
@@ -89,7 +85,7 @@ def paddleocr_vl(outer: Config) -> list[Weight]:
         outer.sub("vision_config"), hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, image_size=384,
         num_attention_heads=16, patch_size=14,
     )  # fmt: skip
-    return joined(outer, config, area=merged(config), norm=config.count("hidden_size"), split=False)
+    return joined(outer, config, area=merge_area(config), norm=config.count("hidden_size"), split=False)
 
 
 def bagel(outer: Config) -> list[Weight]:
@@ -107,7 +103,7 @@ def isaac(outer: Config) -> list[Weight]:
 def cosmos3_edge(outer: Config) -> list[Weight]:
     config = with_defaults(outer.sub("vision_config"), hidden_size=1152, num_patches=256)
     norm, middle = config.count("hidden_size"), outer.count("projector_hidden_size")
-    return joined(outer, config, area=merged(config), norm=norm, middle=middle)
+    return joined(outer, config, area=merge_area(config), norm=norm, middle=middle)
 
 
 def lfm2_vl(outer: Config) -> list[Weight]:

@@ -165,13 +165,13 @@ def pixtral(outer: Config) -> list[Weight]:
     """Pixtral in Mistral's own format: Mistral 3's tower, with a merger where stated, whole projections."""
     config, text = outer.sub("vision_config"), text_hidden(outer)
     hidden, bias = config.count("hidden_size", default=1024), config.flag("adapter_bias", True)
-    *tower, _norm, _merger, _up, _down = mistral3(outer)
+    *tower, norm, patch_merger, _, _ = mistral3(outer)
     area = config.count("spatial_merge_size", default=1) ** 2
     return [
         *tower,
-        *((_norm,) if config.flag("add_pre_mm_projector_layer_norm") else ()),
+        *((norm,) if config.flag("add_pre_mm_projector_layer_norm") else ()),
         *(
-            (linear(_merger.name, hidden * area, hidden),)
+            (linear(patch_merger.name, hidden * area, hidden),)
             if config.text("mm_projector_id", "") == "patch_merge"
             else ()
         ),
@@ -391,30 +391,4 @@ def minimax_m3(outer: Config) -> list[Weight]:
         row("multi_modal_projector.linear_2", middle, text),
         column("patch_merge_mlp.linear_1", text * merge_area(grouping), middle),
         row("patch_merge_mlp.linear_2", middle, text),
-    ]
-
-
-def glm5_next(outer: Config) -> list[Weight]:
-    """GLM-5.3-Flash: rotary blocks with normalized queries and keys, patches merged by a convolution, a gated
-    merger.
-    """
-    config = outer.sub("vision_config")
-    hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
-    heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)
-    out, middle = config.count("out_hidden_size", default=4096), config.count("projection_intermediate_size")
-    width = hidden // check_heads(config, hidden, heads)
-    layer = (
-        *block(config, hidden, heads, inner, norm_bias=False, gated=True),
-        vector("visual.blocks.attn.q_norm", width),
-        vector("visual.blocks.attn.k_norm", width),
-    )
-    return [
-        linear("visual.patch_embed.proj", video_patch(config, 14), hidden, bias=True),
-        *layer * depth,
-        vector("visual.post_layernorm", hidden),
-        linear("visual.downsample", hidden * merge_area(config), out, bias=True),
-        column("visual.merger.proj", out, out, bias=False),
-        layer_norm("visual.merger.post_projection_norm", out),
-        linear("visual.merger.gate_up_proj", out, (Part(middle), Part(middle)), "outputs"),
-        row("visual.merger.down_proj", middle, out, bias=False),
     ]

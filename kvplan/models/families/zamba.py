@@ -22,10 +22,13 @@ def read(config: Config, model_type: str) -> SpecDraft:
         config.count("mamba_d_conv", default=4), ssm_dtype=ssm_dtype(config, "mamba_ssm_cache_dtype", None),
     )  # fmt: skip
     mamba = (*mixer, norm("input_layernorm", hidden))
-    chosen = config.ints("hybrid_layer_ids") or []
+    chosen = config.ints("hybrid_layer_ids")
+    if chosen is None:
+        raise config.fail("hybrid_layer_ids", "missing", "kvplan cannot tell which layers attend")
     blocks, rank = config.count("num_mem_blocks", default=1), config.count("adapter_rank", default=128)
     inner, wide = config.count("intermediate_size"), config.count("attention_hidden_size", default=2 * hidden)
-    count, width = config.count("num_attention_heads"), config.count("attention_head_dim", default=2 * hidden // 32)
+    count = config.count("num_attention_heads")
+    width = config.count("attention_head_dim", default=2 * hidden // count)
     own = Heads(count, config.count("num_key_value_heads", default=count), width, width)
     qkv, _ = attention(wide, own)
     adapter: tuple[Weight, ...] = (
@@ -41,13 +44,9 @@ def read(config: Config, model_type: str) -> SpecDraft:
         norm("pre_ff_layernorm", hidden),
     )
     link = whole("linear", hidden, hidden, "mlp")
-    layers: list[Layer] = []
-    for i in range(num_layers):
-        if i not in chosen:
-            layers.append((mamba, (state,)))
-            continue
-        first = chosen.index(i) < blocks
-        layers.append(((*mamba, link, *(shared if first else ())), (attention_cache(own, None), state)))
+    layers: list[Layer] = [(mamba, (state,))] * num_layers
+    for turn, i in enumerate(chosen):
+        layers[i] = ((*mamba, link, *(shared if turn < blocks else ())), (attention_cache(own, None), state))
     tied = config.flag("tie_word_embeddings", True)
     other = list(outer_weights(config, PLAIN, vocab, hidden, tied))
     return draft(config, layers, other, heads=own, tied=tied, widest=inner)
