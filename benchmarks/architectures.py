@@ -104,7 +104,7 @@ def better(row: dict[str, Any], known: dict[str, Any]) -> bool:
     """True for the first row that is answered, the first that is on two GPUs, and one of a better kind."""
     if "results" not in known or "results" not in row:
         return "results" not in known
-    failed, was = ("failed" in each["results"][-1] for each in (row, known))
+    failed, was = ("failed" in answer["results"][-1] for answer in (row, known))
     return failed < was or (failed == was and KINDS.index(row["config_kind"]) < KINDS.index(known["config_kind"]))
 
 

@@ -62,8 +62,8 @@ def differences(row: Row) -> list[str]:
         if refusal:
             wrong.append(f"tp {ranks}: refused ({refusal})")
             continue
-        held = answer["weights"] + answer.get("tables", 0)
-        wrong += oracles.weight_differences(request, {"param_bytes_per_rank": held})
+        weights = answer["weights"] + answer.get("tables", 0)
+        wrong += oracles.weight_differences(request, {"param_bytes_per_rank": weights})
         wrong += [text for result in answer["blocks"] for text in oracles.result_differences(request, result)]
     return wrong
 

@@ -21,7 +21,7 @@ GATED = replace(NO_BIAS, norms=FOUR_NORMS, gate=True, windows="types")
 
 def read_beam(config: Config, model_type: str) -> SpecDraft:
     """Beam: four norms, heads gated with a bias, experts chosen by groups."""
-    router = Moe(router_dtype="float32", correction="counted", shared="shared_expert_intermediate_size")
+    router = Moe(router_dtype="float32", correction="buffer", shared="shared_expert_intermediate_size")
     draft = moe.read_with(config, replace(GATED, qk_norm="head"), router, model_type)
     bias = vector("self_attn.gate_bias", dense.heads_of(config).num_heads, "attention", split=True)
     draft.layer_weights = [(*weights, bias) for weights in draft.layer_weights]

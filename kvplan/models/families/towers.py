@@ -55,8 +55,7 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
     ("towers_speech", IMAGES_AND_VIDEOS): "minicpmo",
     ("towers_vision", ("vision_chunk",)): "kimi_k25",
     ("towers_vision", IMAGES):
-        "gemma3 kimi_k3 kimi_vl:kimi_k25 lightonocr:mistral3 llama4 llava llava_llama:llava mistral3 mllama "
-        "pixtral",
+        "gemma3 kimi_k3 kimi_vl:kimi_k25 lightonocr:mistral3 llama4 llava llava_llama:llava mistral3 mllama",
     ("towers_vision", IMAGES_AND_VIDEOS):
         "alpamayo2_super:qwen3_vl cohere_compass:qwen3_vl cosmos3_omni:qwen3_vl interns2_mobius:qwen3_5 "
         "interns2_preview:qwen3_5 minimax_m3 minimax_m3_vl:minimax_m3 opencua:qwen2_5_vl qwen2_5_vl qwen2_vl "
