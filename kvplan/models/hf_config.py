@@ -38,7 +38,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gemma3_text", "cohere", "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "glm4v_text",
         "glm_ocr_text", "exaone4", "arcee", "cwm", "jais2", "ernie4_5", "granite_swa", "orion", "plamo3", "solar",
         "nemotron", "exaone", "minicpm", "PanguEmbedded", "paddleocr_vl_text", "dots_ocr", "phi3_v", "Keye",
-        "KeyeVL1_5", "cosmos3_edge_text",
+        "KeyeVL1_5", "cosmos3_edge_text", "muse_glimmer_text",
     ),
     "classic": (
         "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm",
@@ -60,7 +60,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "param2moe", "afmoe", "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
     ),
     "recent": (
-        "beam", "flint", "muse_glimmer", "muse_glimmer_text", "rnj1", "molmo2", "molmo2_text",
+        "beam", "flint", "rnj1", "molmo2", "molmo2_text",
         "hrm_text", "molmo",
     ),
     "hybrid": (

@@ -4,6 +4,7 @@ Source: vLLM 0.33 bailing_moe_v3.py; compared with its parameters (tests/facts/a
 """
 
 from kvplan.core.errors import UnsupportedModelError
+from kvplan.models.families import rope
 from kvplan.models.families.blocks import SpecDraft, column, norm
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import dense_mlp, outer_weights
@@ -57,6 +58,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     tied = config.flag("tie_word_embeddings")
     result = draft(config, layers, list(outer_weights(config, PLAIN, vocab, hidden, tied)), heads=None, tied=tied)
     result.num_heads = config.count("num_attention_heads")
+    result.ropes = rope.tables(config, config.count("qk_rope_head_dim"), result.context.positions)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Decoders of 2026 in the words of the dense and the sparse readers: Beam, Flint, Muse Glimmer, Rnj-1, Molmo.
+"""Decoders in the words of the dense and the sparse readers: Beam, Flint, Muse Glimmer, Rnj-1, Molmo, HRM.
 
 Source: vLLM 0.33 model_executor/models and vllm/models; compared with its parameters (tests/facts/architectures.jsonl).
 """
@@ -36,11 +36,6 @@ def read_flint(config: Config, model_type: str) -> SpecDraft:
     sinks = vector("self_attn.softmax_offset", heads, "attention", split=True, dtype="float32")
     draft.layer_weights = [(*weights, sinks) for weights in draft.layer_weights]
     return draft
-
-
-def read_muse_glimmer(config: Config, model_type: str) -> SpecDraft:
-    """Muse Glimmer: four norms and gated heads."""
-    return dense.read_with(config, GATED, model_type)
 
 
 def read_rnj1(config: Config, model_type: str) -> SpecDraft:
@@ -89,8 +84,6 @@ def read_hrm(config: Config, model_type: str) -> SpecDraft:
 READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "beam": read_beam,
     "flint": read_flint,
-    "muse_glimmer": read_muse_glimmer,
-    "muse_glimmer_text": read_muse_glimmer,
     "rnj1": read_rnj1,
     "molmo2": read_molmo2,
     "molmo2_text": read_molmo2,
