@@ -5,6 +5,7 @@ Source: vLLM 0.33 model_executor/models and vllm/models; compared with its param
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from kvplan.models.families import dense, moe
 from kvplan.models.families.blocks import SpecDraft, attention, column, embedding, gated_mlp, table, vector
@@ -46,7 +47,7 @@ def read_rnj1(config: Config, model_type: str) -> SpecDraft:
 def read_molmo2(config: Config, model_type: str) -> SpecDraft:
     """Molmo 2: more words in the table than the head has, norms of queries and keys as `qk_norm_type` says."""
     normed = config.flag("use_qk_norm", True)
-    kind = "head" if config.text("qk_norm_type", "olmo") == "qwen3" else "full"
+    kind: Literal["head", "full"] = "head" if config.text("qk_norm_type", "olmo") == "qwen3" else "full"
     traits = replace(NO_BIAS, qkv_bias=config.flag("qkv_bias", True), qk_norm=kind if normed else "no")
     draft = dense.read_with(config, traits, model_type)
     vocab, more = config.count("vocab_size"), config.count("additional_vocab_size", default=128, low=0)

@@ -22,7 +22,7 @@ from kvplan.models.families.towers_vision import clip
 from kvplan.models.spec import Weight
 
 SCALE = "vision_tower.layers.ls"
-SIGLIP = {"width": 1152, "layers": 27, "inner": 4304, "heads": 16, "side": 384, "patch": 14}  # so400m_patch14_384
+SIGLIP, SIGLIP_INNER = 1152, 4304  # so400m
 CLIP_LARGE_224 = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
     "image_size": 224, "patch_size": 14,
@@ -65,12 +65,12 @@ def pool(width: int, inner: int, *, split_mlp: bool = False) -> list[Weight]:
 def openvla(outer: Config) -> list[Weight]:
     """OpenVLA: DINOv2 and SigLIP side by side, and three layers of which two are sharded."""
     side = (outer.ints("image_sizes") or [224])[0]
-    dino, siglip, text = 1024, 1152, text_hidden(outer, 4096)
-    both = dino + siglip
+    dino, text = 1024, text_hidden(outer, 4096)
+    both = dino + SIGLIP
     return [
         *plain_vit(outer, width=dino, layers=24, inner=4 * dino, heads=16, side=side, patch=14, marks=5, scaled=True),
-        *plain_vit(outer, width=siglip, layers=27, inner=4304, heads=16, side=side, patch=14),
-        *pool(siglip, 4304),
+        *plain_vit(outer, width=SIGLIP, layers=27, inner=SIGLIP_INNER, heads=16, side=side, patch=14),
+        *pool(SIGLIP, SIGLIP_INNER),
         column("projector.fc1", both, 4 * both),
         row("projector.fc2", 4 * both, text),
         linear("projector.fc3", text, text, bias=True),
@@ -116,8 +116,8 @@ def deepseek_vl2(outer: Config) -> list[Weight]:
     area, middle = config.count("downsample_ratio", default=2) ** 2, out * config.count("mlp_ratio", default=1)
     depth = config.count("depth", default=2)
     return [
-        *plain_vit(outer, **SIGLIP, split_mlp=True),
-        *pool(SIGLIP["width"], SIGLIP["inner"], split_mlp=True),
+        *plain_vit(outer, width=SIGLIP, layers=27, inner=SIGLIP_INNER, heads=16, side=384, patch=14, split_mlp=True),
+        *pool(SIGLIP, SIGLIP_INNER, split_mlp=True),
         linear("projector.0", inputs * area, middle, bias=True),
         *(linear("projector.2", middle, middle, bias=True),) * (depth - 2),
         linear("projector.4", middle, out, bias=True),
