@@ -3,16 +3,24 @@
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, PlatformCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    generate_latest,
+)
 
 from engine.scheduler import Scheduler
 from kvplan.serve.metrics import ServerMetrics
 from kvplan.serve.prompts_first import ServedPromptsFirst
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from kvplan.serve.jobs import Job, Piece
+    from kvplan.serve.jobs import Job
 
 INTERVAL: Final = 40  # decode steps after which the throughput is counted anew: --decode-log-interval
 STREAMS: Final = {True: "true", False: "false"}
@@ -27,7 +35,7 @@ class FaceMetrics(ServerMetrics):
         PlatformCollector(self.registry)
         self._labels = {"model_name": model_name, **face.LABELS}
         self.last_error = ""
-        self._face, self._now, self._scheduler = face, now, cast("ServedPromptsFirst", scheduler)
+        self._face, self._clock, self._scheduler = face, now, cast("ServedPromptsFirst", scheduler)
         self._throughput = self._hit_rate = 0.0
         self._interval = (0, 0, now())  # decode steps and tokens since the last count, and its time
         self._looked_up = (0, 0)
@@ -44,7 +52,7 @@ class FaceMetrics(ServerMetrics):
             )
             for name, (text, buckets, splits) in face.HISTOGRAMS.items()
         }
-        self._counts = {
+        self._counters_of = {
             name: self._family(Counter, name, text, (*self._labels, *([label] if label else [])))
             for name, (text, label) in face.COUNTERS.items()
         }
@@ -67,32 +75,33 @@ class FaceMetrics(ServerMetrics):
             "chunk": -1 if limits.chunk is None else limits.chunk,
         }  # fmt: skip
 
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
     def rejected(self, limit: str) -> None: ...
 
-    def tokens(self, job: "Job", pieces: "list[Piece]", now: float) -> None:
-        now += job.delay
-        num = sum(piece.token_id is not None for piece in pieces)
-        if not num:
-            return
-        self._num_tokens += num
-        if job.times.first_token:
-            self._observe("inter_token_latency_seconds", job, now - job.times.last_token)
-        else:
-            job.times.first_token = now
-            self._observe("time_to_first_token_seconds", job, now - job.times.arrived)
-        job.times.last_token = now
+    def tokens(self, counts: "Mapping[Job, int]", now: float) -> None:
+        for job in counts:
+            times = job.times
+            if times.last_token:
+                self._observe("inter_token_latency_seconds", job, now - times.last_token)
+            else:
+                times.first_token = now + job.delay
+                self._observe("time_to_first_token_seconds", job, times.first_token - times.arrived)
+            times.last_token = now
+        self._num_tokens += sum(counts.values())
 
     def _observe(self, name: str, job: "Job", seconds: float) -> None:
-        labels = {"is_streaming": STREAMS[job.streams]} if self._face.HISTOGRAMS[name][2] else {}
+        labels = {"is_streaming": STREAMS[job.is_streamed]} if self._face.HISTOGRAMS[name][2] else {}
         self._seconds[name].labels(**self._labels, **labels).observe(seconds)
 
     def _count(self, name: str, label: str, value: float) -> None:
         labels = {self._face.COUNTERS[name][1]: label} if label else {}
-        self._counts[name].labels(**self._labels, **labels).inc(value)
+        self._counters_of[name].labels(**self._labels, **labels).inc(value)
 
     def step(self, scheduler: Scheduler) -> None:
         steps, tokens, since = self._interval
-        now, stats = self._now(), self._scheduler.prefix_cache_stats
+        now, stats = self._clock(), self._scheduler.prefix_cache_stats
         if self._num_tokens:
             steps, tokens = steps + 1, tokens + self._num_tokens
         if steps >= INTERVAL and now > since:
@@ -115,7 +124,7 @@ class FaceMetrics(ServerMetrics):
     def ended(self, job: "Job", reason: str, now: float) -> None:
         times, request, now = job.times, job.request, now + job.delay
         assert request is not None
-        streams, num_tokens = STREAMS[job.streams], request.seq.num_output_tokens
+        streams, num_tokens = STREAMS[job.is_streamed], request.seq.num_output_tokens
         if reason == "abort":
             self._count("num_aborted_requests", "", 1)
         self._count("prompt_tokens", streams, len(job.prompt))
@@ -126,5 +135,5 @@ class FaceMetrics(ServerMetrics):
         self._observe("e2e_request_latency_seconds", job, now - times.arrived)
         self._observe("queue_time_seconds", job, max(0.0, (times.scheduled or now) - times.queued))
         if num_tokens > 1:
-            per_token = (times.last_token - times.first_token) / (num_tokens - 1)
+            per_token = (times.last_token + job.delay - times.first_token) / (num_tokens - 1)
             self._observe("request_time_per_output_token_seconds", job, per_token)

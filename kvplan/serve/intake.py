@@ -179,7 +179,8 @@ class Intake:
             params += own.params
         rid = stated["rid"] if isinstance(stated["rid"], str) else None
         values = several[0] | {"stream": bool(stated["stream"]), "stream_options": None, "rid": rid}
-        return Prepared(self._served.names[0], values, prompts, params, shape, own.simulated)
+        simulated = own.simulated and replace(own.simulated, is_whole=not stated["stream"])
+        return Prepared(self._served.names[0], values, prompts, params, shape, simulated)
 
     def _lengths(self, prompts: list[list[int]], max_tokens: int | None, param: str = "prompt") -> list[int]:
         """Return the output limit for each prompt; raise ApiError in the server's words."""
@@ -323,7 +324,7 @@ class Intake:
         answer = (
             None if text is None else tuple(encode(self._tokenizer, text, special=False, param="structured_outputs"))
         )
-        return Simulated(min_tokens, answer, transfer=transfer)
+        return Simulated(min_tokens, answer, is_whole=not values["stream"], transfer=transfer)
 
 
 def _refuse_long(length: int, limit: int, what: str, param: str) -> None:

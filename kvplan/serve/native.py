@@ -193,16 +193,18 @@ class Native:
     async def stream(self, generation: Generation, shape: NativeShape) -> AsyncIterator[bytes]:
         """Yield a stream's events: each has the whole text so far."""
         choices = [Choice(job.index) for job in generation.jobs]
-        async for index, piece in generation.pieces():
-            choices[index].take(piece)
-            row = shape.row(generation.jobs[index], choices[index], self.worker.now())
-            yield event(row | ({"index": index} if shape.is_batch else {}))
+        async for several in generation.pieces():
+            for index, piece in [(index, single) for index, whole in several for single in whole.singles()]:
+                choices[index].take(piece)
+                row = shape.row(generation.jobs[index], choices[index], self.worker.now())
+                yield event(row | ({"index": index} if shape.is_batch else {}))
 
     async def whole(self, generation: Generation, shape: NativeShape) -> Response | None:
         """Return a whole response; None: the client has gone."""
         choices = [Choice(job.index) for job in generation.jobs]
-        async for index, piece in generation.pieces():
-            choices[index].take(piece)
+        async for several in generation.pieces():
+            for index, piece in several:
+                choices[index].take(piece)
         if any(choice.reason is None for choice in choices):
             return None
         pairs = zip(generation.jobs, choices, strict=True)
