@@ -434,11 +434,7 @@ def read_lfm2(config: Config, model_type: str) -> SpecDraft:
     """LFM2: short gated convolutions, with attention in some layers; LFM2-MoE has experts in all but the first."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     heads = heads_of(config)
-    inner = config.count("block_ff_dim", "intermediate_size")
-    if config.flag("block_auto_adjust_ff_dim", model_type == "lfm2"):
-        multiple = config.count("block_multiple_of", default=256)
-        inner = int(2 * inner / 3 * config.ratio("block_ffn_dim_multiplier", 1.0))
-        inner = -(-inner // multiple) * multiple
+    inner = lfm2_inner(config, model_type)
     kernel, bias = config.count("conv_L_cache", default=3, low=2), config.flag("conv_bias")
     width = config.count("conv_dim", default=hidden)
     conv = (
@@ -462,6 +458,16 @@ def read_lfm2(config: Config, model_type: str) -> SpecDraft:
     tied = config.flag("tie_word_embeddings", config.flag("tie_embedding", True))
     other = list(outer_weights(config, PLAIN, vocab, hidden, tied))
     return draft(config, layers, other, heads=heads, tied=tied, widest=inner)
+
+
+def lfm2_inner(config: Config, model_type: str) -> int:
+    """The MLP's width, which is derived from what the config states unless that is said to be it."""
+    inner = config.count("block_ff_dim", "intermediate_size")
+    if not config.flag("block_auto_adjust_ff_dim", model_type == "lfm2"):
+        return inner
+    multiple = config.count("block_multiple_of", default=256)
+    inner = int(2 * inner / 3 * config.ratio("block_ffn_dim_multiplier", 1.0))
+    return -(-inner // multiple) * multiple
 
 
 def lfm2_full_layers(config: Config, num_layers: int) -> list[bool]:
