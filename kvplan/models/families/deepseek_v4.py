@@ -57,13 +57,18 @@ def attention(config: Config, hidden: int) -> tuple[Weight, ...]:
     )
 
 
-def indexer(config: Config, hidden: int, ratio: int) -> tuple[Weight, ...]:
+def picker(config: Config, hidden: int) -> tuple[Weight, ...]:
+    """Queries and their weights of an index."""
     dim, heads = config.count("index_head_dim"), config.count("index_n_heads")
     return (
         whole("attn.indexer.wq_b", config.count("q_lora_rank"), dim * heads, "attention"),
         whole("attn.indexer.weights_proj", hidden, heads, "attention", quantizable=False),
-        *compressor("attn.indexer.compressor", hidden, dim, ratio),
     )
+
+
+def indexer(config: Config, hidden: int, ratio: int) -> tuple[Weight, ...]:
+    keys = compressor("attn.indexer.compressor", hidden, config.count("index_head_dim"), ratio)
+    return (*picker(config, hidden), *keys)
 
 
 def hyper_connections(hidden: int, copies: int) -> tuple[Weight, ...]:

@@ -19,6 +19,7 @@ TOWERS: dict[str, tuple[str, str]] = {
     "audioflamingo3": ("towers_plain", "audio_flamingo"),
     "blip-2": ("towers_llava", "blip_2"),
     "cohere2_vision": ("towers_plain", "cohere2_vision"),
+    "deepseek_v41": ("towers_plain", "deepseek_v41"),
     "dots_ocr": ("towers_plain", "dots_ocr"),
     "eagle_2_5_vl": ("towers_plain", "eagle_2_5_vl"),
     "exaone4_5": ("towers_plain", "exaone4_5"),
@@ -83,6 +84,7 @@ SERVES: dict[str, tuple[str, ...]] = {
     "audioflamingo3": AUDIO,
     "blip-2": IMAGES,
     "cohere2_vision": IMAGES,
+    "deepseek_v41": IMAGES,
     "dots_ocr": IMAGES_AND_VIDEOS,
     "eagle_2_5_vl": IMAGES,
     "exaone4_5": IMAGES_AND_VIDEOS,
@@ -189,7 +191,7 @@ HEARING = ("audio_tower.", "embed_audio.")  # audio parts of a model that takes 
 # Towers whose ranks can divide the batch instead of sharding the weights, each with its parts that stay sharded.
 # Source: vLLM 0.33 (supports_encoder_tp_data), and its parameters per rank.
 BY_DATA: dict[str, tuple[str, ...]] = {
-    "glm5_next": (), "kimi_k25": (), "kimi_k3": (), "llama4": ("multi_modal_projector.",), "minicpmv": (),
+    "deepseek_v41": (), "glm5_next": (), "kimi_k25": (), "kimi_k3": (), "llama4": ("multi_modal_projector.",), "minicpmv": (),
     "minimax_m3": (), "minimax_m3_vl": (), "qwen2_5_vl": (), "qwen2_vl": (), "qwen3_5": (), "qwen3_5_moe": (),
     "qwen3_vl": (), "qwen3_vl_moe": (), "qwen4_exp": (),
 }  # fmt: skip
