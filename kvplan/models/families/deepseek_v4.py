@@ -20,6 +20,7 @@ from kvplan.models.families.blocks import (
 from kvplan.models.families.config import Config
 from kvplan.models.spec import CompressedLatent, Group, LayerCache, Part, Place, Rope, Sharing, Weight, WindowLatent
 
+FLOAT32 = 2  # elements of 16 bits in one of its rotary tables, which are in float32
 RATIOS = (0, 4, 128)  # tokens per compressed entry; 0: the layer has only its window
 
 
@@ -157,7 +158,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
             *(replace(weight, place=Place.EVERY) for weight in head),
             final_norm(hidden),
         ],
-        ropes=(Rope(rotary, context.positions),) * 2,
+        ropes=(Rope(FLOAT32 * rotary, context.positions),) * 2,
         experts_per_token=config.count("num_experts_per_tok"),
         widest_mlp=config.count("moe_intermediate_size"),
     )

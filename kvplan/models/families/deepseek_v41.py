@@ -19,7 +19,7 @@ from kvplan.models.families.blocks import (
     whole,
 )
 from kvplan.models.families.config import Config
-from kvplan.models.families.deepseek_v4 import attention, feed_forward, hyper_connections, picker
+from kvplan.models.families.deepseek_v4 import FLOAT32, attention, feed_forward, hyper_connections, picker
 from kvplan.models.families.qwen4_exp import is_prime
 from kvplan.models.spec import CompressedLatent, LayerCache, Part, Place, Rope, Weight, WindowLatent
 
@@ -49,16 +49,14 @@ def compress_ratios(config: Config, num_layers: int, sources: list[int]) -> list
 
 def head_sizes(config: Config, index: int) -> tuple[int, ...]:
     """Rows of each head of the `index`-th table: a prime number that no other head has."""
-    heads = (config.count("engram_max_ngram_size", low=2) - 1) * config.count("engram_n_heads")
-    size, sizes = config.count("engram_vocab_size") - 1, []
-    for each in range((index + 1) * heads):
-        if each % config.count("engram_n_heads") == 0:
-            size = config.count("engram_vocab_size") - 1  # every length of n-gram starts anew
-        size += 1
+    lengths, heads = config.count("engram_max_ngram_size", low=2) - 1, config.count("engram_n_heads")
+    size, sizes = 0, []
+    for head in range((index + 1) * lengths * heads):
+        size = config.count("engram_vocab_size") if head % heads == 0 else size + 1  # every length starts anew
         while not is_prime(size) or size in sizes:
             size += 1
         sizes.append(size)
-    return tuple(sizes[index * heads :])
+    return tuple(sizes[index * lengths * heads :])
 
 
 def ngrams(config: Config, hidden: int, index: int) -> tuple[Weight, ...]:
@@ -136,8 +134,12 @@ def read(config: Config, model_type: str) -> SpecDraft:
         tied=tied,
         layers=[caches for _, caches in layers],
         layer_weights=[weights for weights, _ in layers],
-        other_weights=[*embedding(vocab, hidden, tied), final_norm(hidden), *(replace(mark, place=Place.EVERY) for mark in marks)],
-        ropes=(Rope(rotary, context.positions),) * 2,
+        other_weights=[
+            *embedding(vocab, hidden, tied),
+            final_norm(hidden),
+            *(replace(mark, place=Place.EVERY) for mark in marks),
+        ],
+        ropes=(Rope(FLOAT32 * rotary, context.positions),) * 2,
         experts_per_token=config.count("num_experts_per_tok"),
         widest_mlp=config.count("moe_intermediate_size"),
     )

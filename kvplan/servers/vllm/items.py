@@ -722,9 +722,9 @@ def deepseek_v41(processor: Processor) -> dict[str, Item]:
 
     Source: vLLM 0.33 models/deepseek_v41/common/mm_preprocess.py (get_image_size_with_most_features).
     """
-    most, joined = processor.vision("max_image_tokens", 1024), processor.vision("downsample_ratio", 3)
-    widest = max(rows * ((most - 2) // rows - 1) for rows in range(1, (most - 2) // 2 + 1))
-    return {"image": Item(most, widest * joined**2)}
+    tokens, joined = processor.vision("max_image_tokens", 1024), processor.vision("downsample_ratio", 3)
+    cells = max(rows * ((tokens - 2) // rows - 1) for rows in range(1, (tokens - 2) // 2 + 1))
+    return {"image": Item(tokens, cells * joined**2)}
 
 
 READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {

@@ -189,7 +189,9 @@ def later_kv_dtype(spec: ModelSpec, stated: str, sm: int) -> str:
         return "nvfp4_ds_mla" if narrow else "fp8_ds_mla"
     if stated == "fp8_ds_mla" or (stated == "nvfp4_ds_mla" and narrow):
         return stated
-    problem = f"{spec.name} keeps packed latents" + (", these only on compute capability 10.x" if "nvfp4" in stated else "")
+    problem = f"{spec.name} keeps packed latents" + (
+        ", these only on compute capability 10.x" if "nvfp4" in stated else ""
+    )
     raise UsageError(f"--kv-cache-dtype {stated}", problem, "remove it")
 
 
