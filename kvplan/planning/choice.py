@@ -95,8 +95,9 @@ class Chosen:
 
 def choice_of(form: Form, goal: Goal) -> Choice:
     """Read a question. Raises UsageError for what contradicts itself, and for servers that cannot be searched."""
+    fitting = ", ".join(f"`kvplan models --gpu {name}`" for name in form.texts("gpu") or ())
     refuse_missing(
-        ("MODEL", form.names_model, MODEL_CURE),
+        ("MODEL", form.names_model, MODEL_CURE + (f"; {fitting} lists those that fit" if fitting else "")),
         ("--users", goal.users is not None, "add the number of concurrent users, e.g. --users 200"),
     )
     assert goal.users is not None

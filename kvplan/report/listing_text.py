@@ -46,16 +46,24 @@ _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def models(name: str | None = None, family: str | None = None, max_params: str | None = None) -> CommandAnswer:
-    """The catalog's models, or all data of the one that is named."""
+def models(
+    name: str | None = None, family: str | None = None, max_params: str | None = None, *, gpu: str | None = None,
+    ctx: str | None = None,
+) -> CommandAnswer:  # fmt: skip
+    """The catalog's models, or all data of the one that is named; with a GPU those that fit on it."""
+    if ctx is not None and gpu is None:
+        raise UsageError("--ctx", "is for --gpu", "name a GPU")
     largest = None if max_params is None else parse_params(max_params)
     names = catalog.model_names()
     if name is not None:
         names = [other for other in names if is_of(other, name)]  # a part of several names
-        if len(names) < 2 or catalog.find(name) is not None:
+        if gpu is None and (len(names) < 2 or catalog.find(name) is not None):
             is_part = catalog.find(name) is None and names
             return one_model(names[0] if is_part else name)
-    rows = [tables.model_row(other, catalog.load(other)) for other in names if family is None or is_of(other, family)]
+    names = [other for other in names if family is None or is_of(other, family)]
+    if gpu is not None:
+        return fitting_models(names, gpu, ctx, largest)
+    rows = [tables.model_row(other, catalog.load(other)) for other in names]
     if largest is not None:
         rows = [row for row in rows if row["parameters"] <= largest]
     if not rows:
@@ -67,6 +75,51 @@ def models(name: str | None = None, family: str | None = None, max_params: str |
         lambda: [tables.model_list(rows), *tables.model_notes(rows)],
         lambda: stored_bars(rows),
     )
+
+
+def fitting_models(names: Sequence[str], gpu: str, ctx: str | None, largest: int | None) -> CommandAnswer:
+    """How many of the models fit on the GPU, the largest, and a table of them."""
+    from kvplan.core.units import parse_tokens
+    from kvplan.planning.fitting import CONTEXT, fitting, machine_of
+
+    if not names:
+        raise UsageError("models", "no model matches", "relax NAME or --family")
+    context = CONTEXT if ctx is None else parse_tokens(ctx, "--ctx")
+    count, machine = machine_of(gpu)
+    what = machine.name if count == 1 else f"{count} x {machine.name}"
+    rows = [
+        (tables.model_row(name, plan.request.spec), min(int(plan.concurrency.max), plan.concurrency.max_num_seqs))
+        for name, plan in fitting(names, gpu, context)
+    ]
+    rows = sorted(rows, key=lambda row: -row[0]["parameters"])
+    rows = [row for row in rows if largest is None or row[0]["parameters"] <= largest]
+    how = f"at {context:,} tokens or their own shorter context, as they are stored (vLLM)"
+    headline = f"{len(rows)} of {len(names)} models fit on {what} {how}"
+    if rows:
+        first = rows[0][0]
+        headline += f"; the largest is {first['name']} ({tables.format_params(first['parameters'])} parameters)"
+    cells = [
+        [row["name"], row["scheme"] or "", tables.format_params(row["parameters"]), stored_gb(row), f"{users:,}"]
+        for row, users in rows
+    ]
+    table = Table.of(("model", "stored as", "parameters", "stored GB", "requests at once"), cells, left=2)
+    example = rows[0][0]["name"] if rows else "MODEL"
+    more = f"More of one: kvplan estimate {example} --gpu {gpu} --ctx {context}"
+    document = {
+        "schema": "kvplan/fitting@1", "gpu": what, "context": context, "of": len(names),
+        "fitting": [{**row, "users": users} for row, users in rows],
+    }  # fmt: skip
+    return CommandAnswer(
+        lambda _: [line(headline), line(), *([table, line()] if rows else []), line(more)],
+        lambda: document,
+        lambda: table,
+        lambda: [bold(headline), table],
+        tuple,
+    )
+
+
+def stored_gb(row: ModelRow) -> str:
+    return "?" if row["stored_bytes"] is None else f"{row['stored_bytes'] / GB:,.2f}"
 
 
 def stored_bars(rows: Sequence[ModelRow]) -> list[Figure]:
