@@ -184,6 +184,13 @@ def notes_of(
         owns = {name: settings.prefix + own.removeprefix(doubled) for name, own in framework.names.items()}
         texts = [f"--{name.replace('_', '-')} is {own}" for name, own in owns.items()]
         yield f"what an answer writes as a flag is one of {title}'s settings: {', '.join(texts)}"
+    if title == "Unsloth":
+        yield "Unsloth chooses --max-num-seqs and --max-num-batched-tokens by its own estimate: state what it prints"
+    if title == "Unsloth" and command.colocated is not None and command.colocated.level:
+        yield (
+            f"in standby Unsloth sets the fraction: {STANDBY_SHARE} of 40 GiB or more, 0.855 of 25, 0.78 of 20, and "
+            "0.76 to 0.71 of less; state that of a smaller GPU as --gpu-memory-utilization"
+        )
     ranks = 1
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         ranks *= command.args.get(name) or 1
@@ -206,8 +213,9 @@ def settings_of(text: str, framework: Framework) -> Iterator[tuple[str, Any]]:
     if framework.title == "Unsloth":
         yield from of_loader(tree, text)
         return
-    if framework.title == "slime":  # flags in arrays, which a command names
-        lines = re.sub(r"(?m)(?:^|\s)#.*$|\\$", " ", text)
+    if framework.title == "slime":  # flags in arrays, which a command names: "${SGLANG_ARGS[@]}"
+        lines = re.sub(r"(?m)(?:^|\s)#.*$|\\$|\S*\[@\]\S*", " ", with_sums(text))
+        lines = re.sub(r"(--sglang-cuda-graph-)bs((?:\s+(?:\d+|\$\(seq[\s\d]+\)))+)", largest, lines)
         yield from of_words([word.strip("()'\"") for word in lines.split()], framework)
         return
     if tree is not None and re.search(_CONFIGS, text):
@@ -223,6 +231,11 @@ def settings_of(text: str, framework: Framework) -> Iterator[tuple[str, Any]]:
         return
     for words in shell.split(with_sums(text)):
         yield from of_words(words, framework)
+
+
+def largest(match: "re.Match[str]") -> str:
+    """The largest of a list of graphs' sizes, such as `1 2 $(seq 8 8 256)`."""
+    return f"{match[1]}max-bs {max(map(int, re.findall('[0-9]+', match[2])))} "
 
 
 def typed(text: Any) -> Any:

@@ -107,7 +107,11 @@ def choice_of(form: Form, goal: Goal) -> Choice:
     check_together(form, goal)
     prices = goal.read_prices()
     question = goal.question(users, stated_except(form, SOUGHT), prices)
-    return Choice(question, requests_of(form, goal, prices), goal, prices, form.names_gpu)
+    inputs = requests_of(form, goal, prices)
+    without = {request.gpu.name for request in inputs.requests} - (prices.per_hour.keys() if prices else set())
+    if prices is not None and without:
+        inputs.notes.append(f"--prices {prices.source} has no price for {', '.join(sorted(without))}: shown as -")
+    return Choice(question, inputs, goal, prices, form.names_gpu)
 
 
 def check_supported(request: Request) -> None:

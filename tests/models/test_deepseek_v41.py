@@ -73,7 +73,7 @@ def test_the_files_are_as_large_as_published(run: Run) -> None:
 
 
 # Per GPU, with the draft: 49.6 GiB of weights on 8 H200 (InferenceX#3310), about 145 on 2 GB200 (InferenceX#3320).
-# A log counts what is allocated with them: here rotary tables of 0.5 GiB, and the draft's own copy of the model's tables.
+# A log counts what is allocated with them: rotary tables of 0.5 GiB, and the draft's own copy of the model's tables.
 @pytest.mark.parametrize(("gpu", "tp", "logged"), [("h200", 8, 49.6), ("gb200", 2, 145)])
 def test_loaded_weights_are_as_logged(gpu: str, tp: int, logged: float, run: Run) -> None:
     words = ("--gpu", gpu, "--tp", str(tp), "--ctx", "32k", "--speculative-config", SPARK, "--format", "json")

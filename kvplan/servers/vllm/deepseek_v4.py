@@ -1,7 +1,7 @@
 """DeepSeek-V4's caches: small pages of many kinds, packed side by side in one block; and those of V4.1.
 
-Source: vLLM 0.33 models/deepseek_v41 (attention.py, compressor.py, sparse_mla.py) and v1/core/kv_cache_planning.py (packed groups), re-derived;
-equal to the server's own capacity code in every compared case (tests/oracles.py).
+Source: vLLM 0.33 models/deepseek_v41 (attention.py, compressor.py, sparse_mla.py) and v1/core/kv_cache_planning.py
+(packed groups), re-derived; equal to the server's own capacity code in every compared case (tests/oracles.py).
 """
 
 from math import lcm
