@@ -110,7 +110,7 @@ def choice_of(form: Form, goal: Goal) -> Choice:
     inputs = requests_of(form, goal, prices)
     without = {request.gpu.name for request in inputs.requests} - (prices.per_hour.keys() if prices else set())
     if prices is not None and without:
-        inputs.notes.append(f"--prices {prices.source} has no price for {', '.join(sorted(without))}: shown as -")
+        inputs.notes.append(f"--prices: none for {', '.join(sorted(without))}, shown as -")
     return Choice(question, inputs, goal, prices, form.names_gpu)
 
 

@@ -192,8 +192,8 @@ HEARING = ("audio_tower.", "embed_audio.")  # audio parts of a model that takes 
 # Source: vLLM 0.33 (supports_encoder_tp_data), and its parameters per rank.
 BY_DATA: dict[str, tuple[str, ...]] = {
     "deepseek_v41": (), "glm5_next": (), "kimi_k25": (), "kimi_k3": (), "llama4": ("multi_modal_projector.",),
-    "minicpmv": (), "minimax_m3": (), "minimax_m3_vl": (), "qwen2_5_vl": (), "qwen2_vl": (), "qwen3_5": (), "qwen3_5_moe": (),
-    "qwen3_vl": (), "qwen3_vl_moe": (), "qwen4_exp": (),
+    "minicpmv": (), "minimax_m3": (), "minimax_m3_vl": (), "qwen2_5_vl": (), "qwen2_vl": (), "qwen3_5": (),
+    "qwen3_5_moe": (), "qwen3_vl": (), "qwen3_vl_moe": (), "qwen4_exp": (),
 }  # fmt: skip
 
 
