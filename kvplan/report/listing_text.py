@@ -36,7 +36,16 @@ from kvplan.report.page import Block, bold
 from kvplan.sizing.weights import num_params, stored_dtype
 
 if TYPE_CHECKING:
-    from kvplan.documents.listing import GpuDocument, GpuRow, ModelDocument, ModelFacts, ModelRow
+    from kvplan.documents.listing import (
+        FittingDocument,
+        FittingRow,
+        GpuDocument,
+        GpuRow,
+        ModelDocument,
+        ModelFacts,
+        ModelRow,
+    )
+    from kvplan.servers.plans.plan import Plan
 
 ListedRow = Mapping[str, object]
 _PARAMS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([KMBT]?)", re.IGNORECASE)
@@ -87,35 +96,35 @@ def fitting_models(names: Sequence[str], gpu: str, ctx: str | None, largest: int
     context = CONTEXT if ctx is None else parse_tokens(ctx, "--ctx")
     count, machine = machine_of(gpu)
     what = machine.name if count == 1 else f"{count} x {machine.name}"
-    rows = [
-        (tables.model_row(name, plan.request.spec), min(int(plan.concurrency.max), plan.concurrency.max_num_seqs))
-        for name, plan in fitting(names, gpu, context)
-    ]
-    rows = sorted(rows, key=lambda row: -row[0]["parameters"])
-    rows = [row for row in rows if largest is None or row[0]["parameters"] <= largest]
+    rows = [fitting_row(name, plan) for name, plan in fitting(names, gpu, context)]
+    rows = sorted(
+        (row for row in rows if largest is None or row["parameters"] <= largest), key=lambda row: -row["parameters"]
+    )
     how = f"at {context:,} tokens or their own shorter context, as they are stored (vLLM)"
     headline = f"{len(rows)} of {len(names)} models fit on {what} {how}"
     if rows:
-        first = rows[0][0]
-        headline += f"; the largest is {first['name']} ({tables.format_params(first['parameters'])} parameters)"
+        headline += f"; the largest is {rows[0]['name']} ({tables.format_params(rows[0]['parameters'])} parameters)"
     cells = [
-        [row["name"], row["scheme"] or "", tables.format_params(row["parameters"]), stored_gb(row), f"{users:,}"]
-        for row, users in rows
+        [row["name"], row["scheme"] or "", tables.format_params(row["parameters"]), stored_gb(row), f"{row['users']:,}"]
+        for row in rows
     ]
     table = Table.of(("model", "stored as", "parameters", "stored GB", "requests at once"), cells, left=2)
-    example = rows[0][0]["name"] if rows else "MODEL"
-    more = f"More of one: kvplan estimate {example} --gpu {gpu} --ctx {context}"
-    document = {
-        "schema": "kvplan/fitting@1", "gpu": what, "context": context, "of": len(names),
-        "fitting": [{**row, "users": users} for row, users in rows],
+    more = f"More of one: kvplan estimate {rows[0]['name'] if rows else 'MODEL'} --gpu {gpu} --ctx {context}"
+    document: FittingDocument = {
+        "schema": "kvplan/fitting@1", "gpu": what, "context": context, "of": len(names), "fitting": rows,
     }  # fmt: skip
     return CommandAnswer(
-        lambda _: [line(headline), line(), *([table, line()] if rows else []), line(more)],
+        lambda _: [line(headline), line(), table, line(), line(more)] if rows else [line(headline)],
         lambda: document,
         lambda: table,
         lambda: [bold(headline), table],
         tuple,
     )
+
+
+def fitting_row(name: str, plan: Plan) -> FittingRow:
+    users = min(int(plan.concurrency.max), plan.concurrency.max_num_seqs)
+    return {**tables.model_row(name, plan.request.spec), "users": users}
 
 
 def stored_gb(row: ModelRow) -> str:

@@ -62,8 +62,7 @@ def head_sizes(config: Config, index: int) -> tuple[int, ...]:
 def ngrams(config: Config, hidden: int, index: int) -> tuple[Weight, ...]:
     """The `index`-th table of n-grams, and what reads its rows."""
     dim, copies, sizes = config.count("engram_head_dim"), config.count("hc_mult"), head_sizes(config, index)
-    rows = (config.ints("engram_num_embeddings") or ())[index : index + 1]
-    if rows != type(rows)([sum(sizes)]):
+    if list(config.ints("engram_num_embeddings") or ())[index : index + 1] != [sum(sizes)]:
         raise config.fail("engram_num_embeddings", f"must be {sum(sizes)} for table {index}", "correct the config")
     return (
         Weight(

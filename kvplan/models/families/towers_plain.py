@@ -62,10 +62,10 @@ def deepseek_v41(outer: Config) -> list[Weight]:
     joined = hidden * config.count("downsample_ratio", default=3) ** 2
     layer = block(config, hidden, heads, inner, mlp_bias=False, norm_bias=False, gated=True)
     sharded = (*layer, column("aligner.w1", joined, text), row("aligner.w2", text, text))
-    *layer, up, down = (replace(weight, even=heads) if weight.split != "none" else weight for weight in sharded)
+    *layers, up, down = (replace(weight, even=heads) if weight.split != "none" else weight for weight in sharded)
     return [
         linear("vision.patch_embed.proj", 3 * patch**2, hidden, bias=True),
-        *layer * depth_of(config, "num_hidden_layers", default=32),
+        *layers * depth_of(config, "num_hidden_layers", default=32),
         vector("vision.norm", hidden),
         up,
         down,
