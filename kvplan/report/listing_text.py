@@ -97,9 +97,8 @@ def fitting_models(names: Sequence[str], gpu: str, ctx: str | None, largest: int
     count, machine = machine_of(gpu)
     what = machine.name if count == 1 else f"{count} x {machine.name}"
     rows = [fitting_row(name, plan) for name, plan in fitting(names, gpu, context)]
-    rows = sorted(
-        (row for row in rows if largest is None or row["parameters"] <= largest), key=lambda row: -row["parameters"]
-    )
+    rows = [row for row in rows if largest is None or row["parameters"] <= largest]
+    rows.sort(key=parameters_of, reverse=True)
     how = f"at {context:,} tokens or their own shorter context, as they are stored (vLLM)"
     headline = f"{len(rows)} of {len(names)} models fit on {what} {how}"
     if rows:
@@ -125,6 +124,10 @@ def fitting_models(names: Sequence[str], gpu: str, ctx: str | None, largest: int
 def fitting_row(name: str, plan: Plan) -> FittingRow:
     users = min(int(plan.concurrency.max), plan.concurrency.max_num_seqs)
     return {**tables.model_row(name, plan.request.spec), "users": users}
+
+
+def parameters_of(row: FittingRow) -> int:
+    return row["parameters"]
 
 
 def stored_gb(row: ModelRow) -> str:
