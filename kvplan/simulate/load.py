@@ -20,9 +20,7 @@ from kvplan.workloads.trace import TraceRequest
 from kvplan.workloads.trace import read as read_trace
 
 NUM_REQUESTS: Final = 2000
-ONE_LOAD: Final = (
-    "give one of --trace, --profile, --prompt-tokens, such as --prompt-tokens 1k --output-tokens 256 --users 8"
-)
+ONE_LOAD: Final = "give one of --trace, --profile, --prompt-tokens: --prompt-tokens 1k --output-tokens 256"
 PER_USER, MOST_BY_DEFAULT = 10, 20_000  # requests of users, if no number is given
 RAMP_S: Final = 60.0
 MAX_SHAPE: Final = 1e6

@@ -681,7 +681,7 @@ def test_the_answer_of_what_fits_is_its_first_line(run: Run) -> None:
         ("recommend --gpu rtx-4090", "`kvplan models --gpu rtx-4090` lists those that fit"),
         ("serve --simulate qwen3-8b --gpu h100-80g", "run `kvplan serve qwen3-8b --simulate h100-80g`"),
         ("diff llama-3.1-8b", "`kvplan sweep llama-3.1-8b --engine vllm,sglang`"),
-        ("simulate qwen3-8b --gpu h100-80g", "--prompt-tokens 1k --output-tokens 256 --users 8"),
+        ("simulate qwen3-8b --gpu h100-80g", "--prompt-tokens 1k --output-tokens 256"),
     ],
 )
 def test_a_question_without_its_subject_names_a_command_that_works(line: str, remedy: str, run: Run) -> None:
