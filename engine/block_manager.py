@@ -204,16 +204,18 @@ class BlockManager:
         max_step_tokens: int | None = None,
         enable_prefix_caching: bool = True,
         hash_lookahead: int = 0,
+        num_read_again: int = 0,
         drops_last_block: bool = False,
     ) -> None:
         """max_step_tokens: of those in flight, the ones of a single step; None: all of them.
 
-        hash_lookahead, drops_last_block  see engine/draft_rules.py
+        hash_lookahead, num_read_again, drops_last_block  see engine/draft_rules.py
         """
         self.pool = BlockPool(num_blocks)
         self.groups = groups
         self.enable_prefix_caching = enable_prefix_caching
         self.hash_lookahead, self.drops_last_block = hash_lookahead, drops_last_block
+        self.num_read_again = num_read_again
         self.hit_alignment = math.lcm(*(group.block_size for group in groups))
         self.dropping = tuple(g for g, group in enumerate(groups) if group.next_drop(0) is not None)
         self.max_held = tuple(group.max_blocks_held(max_model_len, max_in_flight_tokens) for group in groups)
@@ -261,7 +263,8 @@ class BlockManager:
             self._cache_group(seq, g, num_tokens)
 
     def _cache_group(self, seq: Sequence, g: int, num_tokens: int) -> None:
-        end = min(num_tokens, seq.num_tokens - self.hash_lookahead) // self.groups[g].block_size
+        num_final = min(num_tokens - self.num_read_again, seq.num_tokens - self.hash_lookahead)
+        end = num_final // self.groups[g].block_size
         if end > seq.num_cached_blocks[g]:
             self._cache_blocks(seq, g, range(seq.num_cached_blocks[g], end))
             seq.num_cached_blocks[g] = end

@@ -44,11 +44,13 @@ class Int4Matrix:
             r-th row hold input jn + r, so that each nibble of a tile of words is a tile of the matrix
     scales  [groups, outputs] float16 or bfloat16
     zeros   [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c hold output 8c + j
+    order   [inputs] int32: which input of the layer each of these is, where groups are no neighbors of it; None: itself
     """
 
     words: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor
+    order: torch.Tensor | None = None
 
 
 def nibble_run(num_words: int, group_size: int) -> int:
@@ -80,14 +82,14 @@ class Nvfp4Matrix:
     values        [outputs, inputs / 2] uint8, as Mxfp4Matrix's
     scales        [outputs, inputs / 16] float8_e4m3fn
     part_scales   [parts] float32
-    input_scales  [parts] float32, for activations in 4 bits: held as the checkpoint has them, and of no use here
+    input_scales  [parts] float32, for activations in 4 bits: held as a checkpoint has them, and of no use here
     parts         rows of each part
     """
 
     values: torch.Tensor
     scales: torch.Tensor
     part_scales: torch.Tensor
-    input_scales: torch.Tensor
+    input_scales: torch.Tensor | None
     parts: tuple[int, ...]
 
 
