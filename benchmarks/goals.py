@@ -355,7 +355,7 @@ def _tried(stage: str) -> str:
 
 def stage_rows(evidence: Evidence) -> list[tuple[str, ...]]:
     """(stage, what it shows, its goals, where it has run) of every stage."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for stage in STAGES:
         goals = "; ".join(goal.what for goal in GOALS if stage.name in goal.stages)
         gpus = [

@@ -121,8 +121,9 @@ def test_attention_on_hopper_copies_16_bytes_at_a_time(compiler: LineProcess, jo
     assert [(row.wide > 0, row.narrow) for row in rows] == [(True, 0)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("job", ["prefill bfloat16 128 blocks of 64", "prefill bfloat16+fp8 128 blocks of 64"])
-@pytest.mark.parametrize(("arch", "has_tma"), some([(89, False), (90, True), (100, True)], [(90, True)]))
+@pytest.mark.parametrize(("arch", "has_tma"), [(89, False), (90, True), (100, True)])
 def test_prefill_copies_whole_tiles_where_a_page_holds_them(
     compiler: LineProcess, job: str, arch: int, has_tma: bool
 ) -> None:
