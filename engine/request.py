@@ -11,6 +11,7 @@ from engine.sequence import FinishReason, Sequence
 from kvplan.core.errors import InvalidInputError, UsageError
 
 if TYPE_CHECKING:  # a server's twin has requests too, and no torch
+    from engine.masks import TokenMask
     from engine.sampler import TokenLogprobs
 
 
@@ -68,7 +69,7 @@ class Request:
     text: str = ""
     stop_string: str | None = None  # the one that ended it
     num_received: int = 0  # of the sequence's output tokens
-    min_tokens: int = 0  # of the output, in which no stop string ends it
+    mask: "TokenMask | None" = None
     _num_shown: int = 0
     _detokenizer: Detokenizer | None = None
 
@@ -83,7 +84,7 @@ class Request:
         self.text += self._decode(token_id)
         if self.has_ended:
             self._flush()
-        if not self.params.stop or self.num_received <= self.min_tokens:
+        if not self.params.stop or self.num_received <= self.params.min_tokens:
             return False
         match = first_stop(self.text, before, self.params.stop)
         if match is not None:
@@ -119,7 +120,11 @@ class Request:
 
     def _decode(self, token_id: int) -> str:
         if self._detokenizer is None:
-            self._detokenizer = Detokenizer(self.tokenizer, self.seq.token_ids[: self.seq.num_prompt_tokens])
+            self._detokenizer = Detokenizer(
+                self.tokenizer,
+                self.seq.token_ids[: self.seq.num_prompt_tokens],
+                skip_special_tokens=self.params.skip_special_tokens,
+            )
         return self._detokenizer.step(token_id)
 
     def _flush(self) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvplan.serve.filler import Call
 from kvplan.serve.generation import finite
 from kvplan.serve.jobs import Job, Piece
+from kvplan.serve.structured import Calls
 
 
 @dataclass(slots=True)
@@ -188,7 +188,7 @@ class ChatShape:
 
     texts: Texts
     num_top: int | None  # None: no log-probabilities
-    call: Call | None = None  # of a tool, which the output is
+    calls: Calls | None = None  # of tools, which the output is
     ids: PromptIds | None = None
     prefix: str = "chatcmpl"
 
@@ -210,9 +210,10 @@ class ChatShape:
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if self.call is not None:
-            function = {"name": self.call.name, "arguments": self.call.argued(len(choice.text))}
-            message |= {"content": None, "tool_calls": [{"id": call_id(), "type": "function", "function": function}]}
+        if self.calls is not None:
+            functions = [{"name": name, "arguments": arguments} for name, arguments in self.calls.of(choice.text)]
+            rows = [{"id": call_id(), "type": "function", "function": function} for function in functions]
+            message |= {"content": None, "tool_calls": rows}
         return {
             "index": choice.index,
             "message": message,
@@ -224,22 +225,21 @@ class ChatShape:
 
     def _reason(self, choice: Choice) -> str | None:
         """Return the finish reason: "tool_calls" for a whole call of a tool that the request did not name, as vLLM."""
-        is_call = self.call is not None and not self.call.is_named
+        is_call = self.calls is not None and self.calls.name is None
         return "tool_calls" if is_call and choice.reason == "stop" else choice.reason
 
     def _delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """Return what a piece adds to the message; the choice has it already."""
-        if self.call is None:
+        if self.calls is None:
             return {"content": piece.text}
-        before = self.call.argued(len(choice.text) - len(piece.text))
-        function: dict[str, Any] = {"arguments": self.call.argued(len(choice.text))[len(before) :]}
-        row: dict[str, Any] = {"index": 0, "function": function}
-        if len(choice.token_ids) == 1:
-            row |= {"id": call_id(), "type": "function"}
-            function["name"] = self.call.name
-        elif not function["arguments"]:
-            return {}
-        return {"tool_calls": [row]}
+        rows, before = list[dict[str, Any]](), self.calls.of(choice.text[: len(choice.text) - len(piece.text)])
+        for index, (name, arguments) in enumerate(self.calls.of(choice.text)):
+            if index >= len(before):
+                function = {"name": name, "arguments": arguments}
+                rows.append({"index": index, "id": call_id(), "type": "function", "function": function})
+            elif delta := arguments[len(before[index][1]) :]:
+                rows.append({"index": index, "function": {"arguments": delta}})
+        return {"tool_calls": rows} if rows else {}
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         ids = [] if piece.token_id is None else [piece.token_id]

@@ -69,12 +69,10 @@ class Group:
 class Simulated:
     """What a request asks of a simulated server alone.
 
-    min_tokens  generated tokens before which it does not end, except at its limit
     answer      token ids of its output; None: a part of the fixed text
     is_pooled   it ends with its prompt, and no token is generated
     """
 
-    min_tokens: int = 0
     answer: tuple[int, ...] | None = None
     is_pooled: bool = False
 

@@ -165,6 +165,8 @@ class Twin:
     warn           takes a line for whoever runs the server
     """
 
+    grammars = None
+
     def __init__(
         self,
         plan: Plan,
@@ -256,7 +258,7 @@ class Twin:
             length = len(script.words) if script.ends else max(self._output_tokens, script.min_tokens)
             seq.max_tokens = max(1, min(seq.max_tokens, length))
         self.scheduler.add(seq)
-        request = Request(seq, params, on_token, self.tokenizer, min_tokens=script.min_tokens)
+        request = Request(seq, params, on_token, self.tokenizer)
         self._requests[seq.request_id], self._scripts[seq.request_id] = request, script
         if params.prompt_logprobs is not None:
             rivals = max(1, params.prompt_logprobs)
@@ -268,7 +270,7 @@ class Twin:
         if simulated.answer is not None:
             return Script(simulated.answer, 0, Random(start), ends=True)
         return Script(
-            self._words, start % len(self._words), Random(start), simulated.min_tokens, is_pooled=simulated.is_pooled
+            self._words, start % len(self._words), Random(start), params.min_tokens, is_pooled=simulated.is_pooled
         )
 
     def load_adapter(self, name: str, path: str) -> None:
