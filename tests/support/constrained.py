@@ -15,14 +15,14 @@ END = 2
 
 @cache
 def small_tokenizer() -> Any:
-    """Byte-level, of what ASCII can write, and of pairs of letters: 256 tokens, of which 0 to 2 are special."""
+    """Byte-level, of what ASCII can write, and of pairs of letters; 0 to 2 are special."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     names = dict(zip(range(256), _byte_names(), strict=True))
     tokens = ["<unk>", "<s>", "</s>", *(names[byte] for byte in (9, 10, 13, *range(32, 127)))]
     vocab = {token: number for number, token in enumerate(tokens)}
     merges = []
-    for left, right in product("etaoinshrdlu", repeat=2):
+    for left, right in (*product(names[32], "ax1"), *product("etaoinshrdlu", repeat=2)):
         if len(vocab) < small_models.VOCAB:
             vocab[left + right] = len(vocab)
             merges.append((left, right))
