@@ -245,6 +245,7 @@ class SamplingParams:
     min_tokens          so many tokens come before one that ends it, or a text of `stop` that counts
     bad_words           texts whose last token never follows their other ones
     allowed_token_ids   no other tokens come; None: all may
+    detokenize          make text of the tokens; `stop` needs it
     skip_special_tokens  the text leaves special tokens out
     structured_outputs  what the output has to be; None: anything. The model's own end token ends it
     """
@@ -268,6 +269,7 @@ class SamplingParams:
     min_tokens: int = 0
     bad_words: tuple[str, ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: Constraint | None = None
 
@@ -304,7 +306,9 @@ class SamplingParams:
         need("min_tokens", self.min_tokens == 0 or _is_count(self.min_tokens), "a whole number of at least 0")
         need("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens, {self.max_tokens}")
         need("allowed_token_ids", self.allowed_token_ids != (), "None, or at least one token id")
-        need("skip_special_tokens", isinstance(self.skip_special_tokens, bool), "True or False")
+        for name in ("detokenize", "skip_special_tokens"):
+            need(name, isinstance(getattr(self, name), bool), "True or False")
+        need("detokenize", self.detokenize or not self.stop, "True for stop strings")
         need("structured_outputs", isinstance(self.structured_outputs, Constraint | None), "a Constraint or None")
         for name in ("presence_penalty", "frequency_penalty"):
             need(name, -2 <= getattr(self, name) <= 2, "from -2 to 2")

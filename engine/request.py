@@ -29,7 +29,7 @@ class RequestOutput:
     """The result of a request.
 
     token_ids          generated tokens; the stop token is kept, the text of a stop string is cut from `text`
-    text               "" where the model has no tokenizer
+    text               "" where the model has no tokenizer, or detokenize is False
     finish_reason      "length", "stop", "abort", "out_of_blocks" (`error` says how many were missing) or "error"
     num_cached_tokens  prompt tokens found in the prefix cache when the request was first admitted
     logprobs           one entry per token where they were asked for; prompt_logprobs alike
@@ -78,7 +78,7 @@ class Request:
         self.num_received += 1
         if logprobs is not None:
             self.logprobs.append(logprobs)
-        if self.tokenizer is None:
+        if self.tokenizer is None or not self.params.detokenize:
             return False
         before = len(self.text)
         self.text += self._decode(token_id)
@@ -113,8 +113,8 @@ class Request:
 
     def update(self, token_id: int) -> TokenUpdate:
         """The token just received with the new text, except for a possible beginning of a stop string."""
-        keeps_stop = self.has_ended or self.params.include_stop_str_in_output
-        num_hidden = 0 if keeps_stop else self._num_possible_stop_chars()
+        keeps_all = not self.params.stop or self.params.include_stop_str_in_output or self.has_ended
+        num_hidden = 0 if keeps_all else self._num_possible_stop_chars()
         start, self._num_shown = self._num_shown, max(self._num_shown, len(self.text) - num_hidden)
         return TokenUpdate(self.seq.request_id, token_id, self.text[start : self._num_shown])
 

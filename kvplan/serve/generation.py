@@ -61,6 +61,7 @@ def params_of(
             min_tokens=values["min_tokens"],
             bad_words=tuple(values["bad_words"]),
             allowed_token_ids=values["allowed_token_ids"] and tuple(values["allowed_token_ids"]),
+            detokenize=bool(values["stop"]),  # of other texts the worker's second thread makes
             skip_special_tokens=values["skip_special_tokens"],
             structured_outputs=constraint,
         )

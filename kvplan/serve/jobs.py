@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import SamplingParams
+from engine.detokenizer import Detokenizer
 from engine.request import Request
 
 
@@ -98,6 +99,7 @@ class Job:
     times: Timed = field(default_factory=Timed)
     request: Request | None = None  # the backend's request; used in its thread only
     delay: float = 0.0  # seconds between a token's step and its delivery to the client
+    detokenizer: Detokenizer | None = None  # used in the thread that makes texts only
     num_told: int = 0  # tokens passed on; used in the backend's thread only
     has_token: bool = False  # used in the loop only
     has_ended: bool = False  # used in the loop only

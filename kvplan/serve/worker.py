@@ -1,4 +1,8 @@
-"""The thread that owns the backend: requests arrive in a queue, outputs go back to the event loop."""
+"""The thread that owns the backend: requests arrive in a queue, outputs go back to the event loop.
+
+They go by a second thread, which makes text of tokens while the first one waits for the device. Only a request with stop
+strings has its text before: whether it ends depends on it.
+"""
 
 import asyncio
 import concurrent.futures
@@ -8,8 +12,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from engine.detokenizer import Detokenizer
 from engine.request import Request, RequestOutput, TokenUpdate
 from kvplan.core.errors import KvplanError, SettingError
 from kvplan.serve.backend import Backend, BackendLostError
@@ -62,6 +68,8 @@ class Worker:
         self._inbox: queue.SimpleQueue[Job | str | Callable[[], None] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="kvplan-engine", daemon=True)
+        self._outbox: queue.SimpleQueue[dict[Job, list[Piece]] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._texts = threading.Thread(target=self._make_texts, name="kvplan-texts", daemon=True)
         self._own: dict[str, Job] = {}  # in the thread: jobs submitted to the backend
         self._pieces: dict[Job, list[Piece]] = {}  # in the thread: this step's pieces
         self._failures = 0
@@ -71,6 +79,7 @@ class Worker:
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self._texts.start()
 
     def submit(self, job: Job) -> None:
         self.jobs[job.request_id] = job
@@ -131,8 +140,9 @@ class Worker:
     def close(self) -> None:
         """End the thread after its current step, even if requests are unfinished."""
         self._inbox.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in (self._thread, self._texts):
+            if thread.is_alive():
+                thread.join()
 
     def _lose(self, error: Exception) -> None:
         """Fail what is unfinished: the backend's thread has ended by this error."""
@@ -169,9 +179,9 @@ class Worker:
             self.is_well = False
             self.metrics.failed(error)
             self._pieces.clear()
-            if self._loop is not None:
-                with suppress(RuntimeError):  # the loop has ended, and nobody waits
-                    self._loop.call_soon_threadsafe(self._lose, error)
+            self._outbox.put(partial(self._lose, error))
+        finally:
+            self._outbox.put(None)
 
     def _work(self) -> None:
         while self._take_in():
@@ -290,9 +300,37 @@ class Worker:
 
     def _send(self) -> None:
         pieces, self._pieces = self._pieces, {}
-        if pieces and self._loop is not None:
-            with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._deliver, pieces)
+        if pieces:
+            self._outbox.put(pieces)
+
+    # --- in the thread that makes texts -------------------------------------------------------------------------
+
+    def _make_texts(self) -> None:
+        """Deliver what the first thread sends, in its order, with the texts that are still to be made."""
+        while (item := self._outbox.get()) is not None:
+            if isinstance(item, dict):
+                item = partial(self._deliver, {job: self._with_texts(job, pieces) for job, pieces in item.items()})
+            assert self._loop is not None, "a job came from it"
+            with suppress(RuntimeError):  # the event loop is closed, and nobody waits
+                self._loop.call_soon_threadsafe(item)
+
+    def _with_texts(self, job: Job, pieces: list[Piece]) -> list[Piece]:
+        try:
+            return [self._with_text(job, piece) for piece in pieces]
+        except Exception as error:  # of a tokenizer: it ends its request, and no other
+            return [failed(error)]
+
+    def _with_text(self, job: Job, piece: Piece) -> Piece:
+        tokenizer = self.backend.tokenizer
+        if job.params.detokenize or tokenizer is None or piece.token_id is None:
+            return piece
+        if job.detokenizer is None:
+            skips = job.params.skip_special_tokens
+            job.detokenizer = Detokenizer(tokenizer, job.prompt, skip_special_tokens=skips)
+        text = job.detokenizer.step(piece.token_id)
+        if piece.finish is not None and piece.finish.reason in ("stop", "length"):
+            text += job.detokenizer.flush()
+        return replace(piece, text=text)
 
 
 def stop_reason(request: Request, end_token: int | None) -> int | str | None:
