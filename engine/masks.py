@@ -55,8 +55,7 @@ class Grammars:
         with self._lock:
             if self._own is None:
                 self._own = self._make()
-            kept = self._kept.pop(constraint, None)
-            matcher = self._compiled(constraint, self._own) if kept is None else kept
+            matcher = self._kept.pop(constraint, None) or self._compiled(constraint, self._own)
             self._kept[constraint] = matcher
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
@@ -212,18 +211,18 @@ def bad_words(words: Several[str], tokenizer: Any, vocab_size: int) -> list[tupl
         return []
     if tokenizer is None:
         raise UsageError("bad_words: needs a tokenizer.json next to the model; use logit_bias")
-    found: list[tuple[int, ...]] = []
+    sequences: list[tuple[int, ...]] = []
     for word in dict.fromkeys(words):
         plain, spaced = (tuple(tokenizer.encode(s + word.lstrip(), add_special_tokens=False).ids) for s in ("", " "))
         if not plain:
             raise InvalidInputError("bad_words", f"{word!r:.60} has no tokens", "remove it")
-        found.append(plain)
+        sequences.append(plain)
         if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
-            found.append(spaced)
-    if len(found) > MOST_BAD_WORDS:
-        raise UsageError(f"bad_words: {len(found)} with and without a space before; at most {MOST_BAD_WORDS}")
-    _check_ids("bad_words", (token for word in found for token in word), vocab_size)
-    return found
+            sequences.append(spaced)
+    if len(sequences) > MOST_BAD_WORDS:
+        raise UsageError(f"bad_words: {len(sequences)} with and without a space before; at most {MOST_BAD_WORDS}")
+    _check_ids("bad_words", (token for word in sequences for token in word), vocab_size)
+    return sequences
 
 
 def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -391,12 +391,12 @@ class Sampler:
             mask = masks[row]
             assert mask is not None
             mask.write(seqs[row], bits[row], of_grammars[row])
-        wanted = self._batch.logprobs
-        is_constrained = wanted is not None and any(mask is not None and mask.matcher for mask in masks)
+        logprobs = self._batch.logprobs
+        is_constrained = logprobs is not None and any(mask is not None and mask.matcher for mask in masks)
         return replace(
             self._batch,
             masks=Masks(self._for_now(np.array(rows, np.int64)), self._for_now(bits[rows].view(np.int32))),
-            logprob_bits=self._for_now(of_grammars[list(wanted.order)].view(np.int32)) if is_constrained else None,
+            logprob_bits=self._for_now(of_grammars[list(logprobs.order)].view(np.int32)) if is_constrained else None,
         )
 
     def _uniforms(self, offsets: list[int] | None) -> Tensor:

@@ -1,7 +1,7 @@
 """The thread that owns the backend: requests arrive in a queue, outputs go back to the event loop.
 
-They go by a second thread, which makes text of tokens while the first one waits for the device. Only a request with stop
-strings has its text before: whether it ends depends on it.
+They go by a second thread, which makes text of tokens while the first one waits for the device. Only a request with
+stop strings has its text before: whether it ends depends on it.
 """
 
 import asyncio

@@ -304,12 +304,12 @@ def test_only_allowed_tokens_come_beside_others_that_are_free(engine: Engine) ->
 
 def test_special_tokens_show_if_that_is_asked(engine: Engine) -> None:
     params = {"allowed_token_ids": (0, 70), "logit_bias": {0: 2.0}}
-    hidden, shown = (
+    plain, whole = (
         engine.generate([[5]], greedy(6, skip_special_tokens=skips, **params))[0] for skips in (True, False)
     )
-    assert shown.text == small_tokenizer().decode(shown.token_ids, skip_special_tokens=False)
-    assert hidden.text == shown.text.replace("<unk>", "")
-    assert "<unk>" in shown.text
+    assert whole.text == small_tokenizer().decode(whole.token_ids, skip_special_tokens=False)
+    assert plain.text == whole.text.replace("<unk>", "")
+    assert "<unk>" in whole.text
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_greedy_tokens_are_the_engines(server: Serving) -> None:
 def test_texts_are_made_in_a_thread_of_their_own_unless_a_stop_depends_on_them(
     server: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole and in pieces they are the engine's, which makes them with the tokens: bytes that are no letter included."""
+    """Whole and in pieces they are the engine's, which makes them with the tokens; bytes that are no letter too."""
     names: list[str] = []
     step = Detokenizer.step
 

@@ -177,10 +177,10 @@ UNFILLED: list[Any] = [
 
 @pytest.mark.parametrize("number", range(len(UNFILLED)))
 def test_a_schema_without_a_known_value_is_refused(number: int) -> None:
+    stated = {"type": "json_schema", "json_schema": {"schema": UNFILLED[number]}}
+    constraint = constraint_of({"response_format": stated, "structured_outputs": None})
+    assert constraint is not None
     with pytest.raises(ApiError, match="response_format: no value is known"):
-        stated = {"type": "json_schema", "json_schema": {"schema": UNFILLED[number]}}
-        constraint = constraint_of({"response_format": stated, "structured_outputs": None})
-        assert constraint is not None
         text_of(*constraint)
 
 

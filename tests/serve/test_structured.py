@@ -151,10 +151,10 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_masks_of_tokens_are_served(server: Serving) -> None:
     allowed = [*small_tokenizer().encode("ab").ids, 0]
     body = {"prompt": "hi", "max_tokens": 12, "min_tokens": 12, "allowed_token_ids": [*allowed, 2], "seed": 1}
-    shown = server.post(TEXT, **body, skip_special_tokens=False, return_token_ids=True)["choices"][0]
-    assert shown["finish_reason"] == "length"
-    assert set(shown["token_ids"]) <= set(allowed)
-    assert shown["text"] == small_tokenizer().decode(shown["token_ids"], skip_special_tokens=False)
+    choice = server.post(TEXT, **body, skip_special_tokens=False, return_token_ids=True)["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert set(choice["token_ids"]) <= set(allowed)
+    assert choice["text"] == small_tokenizer().decode(choice["token_ids"], skip_special_tokens=False)
     assert "a" not in server.post(TEXT, **body, bad_words=["a"])["choices"][0]["text"]
 
 
