@@ -391,7 +391,7 @@ class Scheduler:
             num_tokens = seq.num_computed_tokens - num_placeholders
             if num_tokens > seq.num_tokens_until_change and seq.block_table:  # a block is full; it was not preempted
                 self.blocks.cache_full_blocks(seq, num_tokens)
-            if seq.status == "finished":
+            if seq.is_finished:
                 done.append(seq)
         if done:
             self._retire(done)
