@@ -86,7 +86,7 @@ class Grammars:
             problem = str(error)
         if problem:
             line = " ".join(problem.split())[:200]
-            raise InvalidInputError("structured_outputs", f"{constraint.kind}: {line}", "simplify it")
+            raise InvalidInputError("structured_outputs", f"{constraint.kind}: {line}", "fix or simplify it")
         return matcher
 
 

@@ -142,6 +142,8 @@ class StageRunner(ModelRunner):
                 batch = self.sampler.prepare(arrays.seqs, params, masks=masks)
                 sampled = self._sample(self.model.logits(rows), batch)
                 words = torch.cat([sampled.words(), *(scores.words() if scores else ())])
+            elif any(masks):  # a grammar that fails has to fail on every rank
+                self.sampler.prepare(arrays.seqs, params, masks=masks)
             first_of_last = self.tp.size * (self.tp.num_stages - 1)
             work = dist.broadcast(words, first_of_last, group=words_group(), async_op=True)
             return expected.read(words, work)

@@ -110,7 +110,7 @@ def test_a_response_has_its_call(server: Serving) -> None:
 WRONG_TOOL = [{"type": "function", "function": {"name": "g", "parameters": {"type": "zz"}}}]
 REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}}, "response_format",
-     "response_format: json: Invalid type: foo; simplify it"),
+     "response_format: json: Invalid type: foo; fix or simplify it"),
     ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs", 'Unimplemented keys: ["not"]'),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "regex: "),
     ({"structured_outputs": {}}, "structured_outputs", "must have json"),
