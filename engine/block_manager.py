@@ -208,16 +208,18 @@ class BlockManager:
         max_step_tokens: int | None = None,
         enable_prefix_caching: bool = True,
         hash_lookahead: int = 0,
+        num_read_again: int = 0,
         drops_last_block: bool = False,
     ) -> None:
         """max_step_tokens: of those in flight, the ones of a single step; None: all of them.
 
-        hash_lookahead, drops_last_block  see engine/draft_rules.py
+        hash_lookahead, num_read_again, drops_last_block  see engine/draft_rules.py
         """
         self.pool = BlockPool(num_blocks)
         self.groups = groups
         self.enable_prefix_caching = enable_prefix_caching
         self.hash_lookahead, self.drops_last_block = hash_lookahead, drops_last_block
+        self.num_read_again = num_read_again
         self.hit_alignment = math.lcm(*(group.block_size for group in groups))
         self.dropping = tuple(g for g, group in enumerate(groups) if group.next_drop(0) is not None)
         self._only = groups[0] if len(groups) == 1 and isinstance(groups[0], FullGroup) else None
@@ -266,8 +268,8 @@ class BlockManager:
             self._cache_group(seq, g, num_tokens)
 
     def _cache_group(self, seq: Sequence, g: int, num_tokens: int) -> None:
-        end = min(num_tokens, len(seq.token_ids) - self.hash_lookahead) // self.groups[g].block_size
-        start = seq.num_cached_blocks[g]
+        num_final = min(num_tokens - self.num_read_again, len(seq.token_ids) - self.hash_lookahead)
+        start, end = seq.num_cached_blocks[g], num_final // self.groups[g].block_size
         if end > start:
             self._cache_blocks(seq, g, range(start, end))
             seq.num_cached_blocks[g] = end

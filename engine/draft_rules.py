@@ -81,6 +81,12 @@ class DraftRules:
     drops_last_block: bool = False
     num_by_batch_size: tuple[int, ...] = ()
 
+    @property
+    def num_read_again(self) -> int:
+        """Last computed tokens that several modules of multi-token prediction may still change, so that no block with
+        one is found yet."""
+        return max(0, self.prefill_lookahead - 1)
+
 
 NO_DRAFTS = DraftRules(0)
 

@@ -29,6 +29,7 @@ class EngineCore(Generic[F]):
         """model  launches a batch, and returns without waiting for its tokens"""
         self.scheduler, self._model = scheduler, model
         self._in_flight: deque[F] = deque()  # the oldest first
+        self._gaps: deque[int] = deque()  # behind each, places in the queue of batches of nothing (vLLM's batch queue)
 
     @property
     def has_unfinished(self) -> bool:
@@ -51,11 +52,14 @@ class EngineCore(Generic[F]):
         """Schedule and run until as many batches are in flight as may be."""
         if self._in_flight and all(seq.is_finished for seq in self._in_flight[0].batch.num_tokens):
             self._postprocess()  # nobody wants its tokens: all its sequences ended with the batch before it
-        while len(self._in_flight) < self.scheduler.config.batch_queue_depth:
+        while len(self._in_flight) + sum(self._gaps) < self.scheduler.config.batch_queue_depth:
             batch = self._schedule()
-            if not batch.num_tokens:
+            if batch.num_tokens:
+                self._run(batch)
+            elif self._gaps and self.scheduler.has_unfinished:
+                self._gaps[-1] += 1
+            else:
                 break
-            self._run(batch)
 
     def _take_in(self) -> None:
         """Take in the oldest batch's tokens, and what extensions did meanwhile."""
@@ -75,10 +79,12 @@ class EngineCore(Generic[F]):
     def _run(self, batch: Batch) -> None:
         """Give a batch to the model and go on."""
         self._in_flight.append(self._model(batch))
+        self._gaps.append(0)
 
     def _postprocess(self) -> None:
         """Wait for the oldest batch's tokens and give them to their sequences; those that ended meanwhile get none."""
         flight = self._in_flight.popleft()
+        self._gaps.popleft()
         self.scheduler.update(flight.batch, self._tokens(flight))
         self._hand_out(flight)
         for settle in self.scheduler.hooks.settle:

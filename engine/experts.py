@@ -37,11 +37,13 @@ class ExpertNames:
     down: str = "down_proj"
     fused: bool = False
     stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    correction: str = "gate.e_score_correction_bias"
     shared: str | None = None
 
 
-EXPERT_NAMES: dict[Literal["mixtral", "qwen", "gpt_oss", "granite"], ExpertNames] = {
+EXPERT_NAMES: dict[Literal["mixtral", "minimax", "qwen", "gpt_oss", "granite"], ExpertNames] = {
     "mixtral": ExpertNames("block_sparse_moe", "gate", "w1", "w3", "w2"),
+    "minimax": ExpertNames("block_sparse_moe", "gate", "w1", "w3", "w2", correction="e_score_correction_bias"),
     "qwen": ExpertNames("mlp", "gate"),
     "gpt_oss": ExpertNames("mlp", "router", fused=True),
     "granite": ExpertNames(

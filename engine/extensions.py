@@ -79,6 +79,7 @@ def block_manager(
             max_step_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
             hash_lookahead=config.drafts.hash_lookahead,
+            num_read_again=config.drafts.num_read_again,
             drops_last_block=config.drafts.drops_last_block,
         )
     if config.drafts.drops_last_block:

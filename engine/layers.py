@@ -18,7 +18,6 @@ from engine.loader import WeightSource
 from engine.quantized import Matrix, Piece
 from engine.step import StepTensors
 from engine.tp import TensorParallel
-from kvplan.core.errors import SettingError
 from kvplan.models.quant import scheme_of
 from kvplan.models.spec import GatedMlp, HeadAttention, LatentHeads, MoeMlp, Quantization, Scheme
 
@@ -148,7 +147,7 @@ class SummedLinear:
 class Vocabulary:
     """A table [vocab_size, hidden], padded to 64 rows and split by rows: the embedding, the head, or both."""
 
-    def __init__(self, builder: Builder, name: str, vocab_size: int, hidden: int) -> None:
+    def __init__(self, builder: Builder, name: str, vocab_size: int, hidden: int, *, bias: bool = False) -> None:
         self.tp, self.vocab_size = builder.tp, vocab_size
         padded = -(-vocab_size // (VOCAB_PAD * self.tp.size)) * VOCAB_PAD * self.tp.size
         rows = self.tp.share(padded, "padded vocabulary rows")
@@ -159,6 +158,9 @@ class Vocabulary:
         if real:
             part = (slice(rows.start, rows.start + real), ALL)
             builder.source.fill(self.weight[:real], f"{name}.weight", (vocab_size, hidden), part)
+        self.bias = builder.empty(rows.stop - rows.start) if bias else None
+        if self.bias is not None and real:
+            builder.source.fill(self.bias[:real], f"{name}.bias", (vocab_size,), part[:1])
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens] int64 -> [num_tokens, hidden]."""
@@ -171,7 +173,7 @@ class Vocabulary:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden] -> [num_tokens, vocab_size]."""
-        return self.tp.all_gather(F.linear(hidden, self.weight))[:, : self.vocab_size]
+        return self.tp.all_gather(F.linear(hidden, self.weight, self.bias))[:, : self.vocab_size]
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ class GroupedAttention:
         """heads: (num_heads, num_kv_heads, head_dim, head_dim_v); rotary: the table this layer's positions turn by."""
         num_heads, num_kv_heads, self.head_dim, self.head_dim_v = heads
         self.facts, self.kernels, self.window, self.rotary = facts, builder.kernels, window, rotary
-        self.norm_eps, self.unit_offset = norm_eps, unit_offset
+        self.norm_eps, self.unit_offset, self.tp = norm_eps, unit_offset, builder.tp
         mine, kv = builder.tp.share(num_heads, "heads"), builder.tp.share_kv_heads(num_kv_heads)
         self.num_heads, self.num_kv_heads = mine.stop - mine.start, kv.stop - kv.start
         per_query = 2 * self.head_dim if facts.gated else self.head_dim  # a head's gate lies beside its query
@@ -209,14 +211,10 @@ class GroupedAttention:
         )
         width = num_heads * self.head_dim_v
         self.o_proj = builder.inputs(
-            f"{name}.o_proj", hidden, width, _times(mine, self.head_dim_v), bias=facts.out_bias
+            f"{name}.{facts.names[0]}", hidden, width, _times(mine, self.head_dim_v), bias=facts.out_bias
         )
-        if facts.whole_norm and builder.tp.size > 1:
-            problem = "is not combined with norms over all of a layer's heads"
-            raise SettingError("", ("tensor_parallel_size",), problem, "use 1")
-        widths = [self.head_dim * (count if facts.whole_norm else 1) for count in (num_heads, num_kv_heads)]
-        self.q_norm = builder.norm(f"{name}.q_norm", widths[0]) if facts.qk_norm else None
-        self.k_norm = builder.norm(f"{name}.k_norm", widths[1]) if facts.qk_norm else None
+        self.q_norm = self._norm(builder, f"{name}.{facts.names[1]}", num_heads, mine)
+        self.k_norm = self._norm(builder, f"{name}.{facts.names[2]}", num_kv_heads, kv)
         self.sinks = builder.vector(f"{name}.sinks", num_heads, mine) if facts.sinks else None
 
     def __call__(self, x: torch.Tensor, step: StepTensors, kv: LayerKV) -> torch.Tensor:
@@ -235,17 +233,39 @@ class GroupedAttention:
         out = self._attend(q, step, kv)
         return self.o_proj((out if gate is None else out * gate.sigmoid()).flatten(1))
 
+    def _norm(self, builder: Builder, name: str, num_heads: int, mine: slice) -> torch.Tensor | None:
+        """The weights of a norm of q or k; of one over all heads a rank uses those of its own."""
+        match self.facts.qk_norm:
+            case "":
+                return None
+            case "head":
+                return builder.norm(name, self.head_dim)
+            case "full":
+                return builder.norm(name, num_heads * self.head_dim)[_times(mine, self.head_dim)]
+            case "split":
+                return builder.vector(f"{name}.weight", num_heads * self.head_dim, _times(mine, self.head_dim))
+            case "around_mean":
+                weight = builder.empty(mine.stop - mine.start, self.head_dim)
+                builder.source.fill(weight, f"{name}.weight", (num_heads, self.head_dim), (mine, ALL))
+                return weight
+
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """q or k [num_tokens, heads, head_dim], normalized by heads or over all of them."""
-        rows = x.flatten(1) if self.facts.whole_norm else x
-        y: torch.Tensor = self.kernels.rms_norm(rows, weight, self.norm_eps, unit_offset=self.unit_offset)
-        return y.view(x.shape)
+        """q or k [num_tokens, heads, head_dim], normalized by heads or over all of them, also other ranks'."""
+        kind = self.facts.qk_norm
+        if kind == "around_mean":
+            return (F.layer_norm(x.float(), x.shape[-1:], eps=self.norm_eps) * weight.float()).to(x.dtype)
+        rows = x if kind == "head" else x.flatten(1)
+        if kind == "head" or self.tp.size == 1:
+            y: torch.Tensor = self.kernels.rms_norm(rows, weight, self.norm_eps, unit_offset=self.unit_offset)
+            return y.view(x.shape)
+        squares = self.tp.all_reduce(rows.float().pow(2).mean(-1, keepdim=True)) / self.tp.size
+        return (rows.float() * torch.rsqrt(squares + self.norm_eps)).to(x.dtype).mul_(weight).view(x.shape)
 
     def _store(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StepTensors, kv: HeadKV) -> torch.Tensor:
         """Apply norms and rotary embedding to q and k, write k and v to their slots, and return q."""
         slots, scales = step.groups[kv.group].slot_mapping, {"k_scale": kv.scale, "v_scale": kv.scale}
         q_norm, k_norm = self.q_norm, self.k_norm
-        if q_norm is not None and k_norm is not None and (self.rotary is None or self.facts.whole_norm):
+        if q_norm is not None and k_norm is not None and (self.rotary is None or self.facts.qk_norm != "head"):
             q, k, q_norm, k_norm = self._normed(q, q_norm), self._normed(k, k_norm), None, None
         if self.rotary is not None and self.facts.rotary is not None:
             turned: torch.Tensor = self.kernels.rotate_and_store(
@@ -429,7 +449,7 @@ class Mlp:
     def __init__(self, builder: Builder, name: str, facts: GatedMlp, hidden: int) -> None:
         self.facts, self.kernels = facts, builder.kernels
         mine = builder.tp.share(facts.inner, "MLP channels")
-        rows = [(f"{name}.gate_proj", facts.inner, mine), (f"{name}.up_proj", facts.inner, mine)]
+        rows = [(f"{name}.{facts.gate}", facts.inner, mine), (f"{name}.{facts.up}", facts.inner, mine)]
         rows = _joined(f"{name}.{facts.joined}", rows) if facts.joined else rows
         self.gate_up_proj = builder.outputs(rows, hidden, bias=facts.bias)
         self.down_proj = builder.inputs(f"{name}.{facts.down}", hidden, facts.inner, mine, bias=facts.bias)
@@ -446,11 +466,13 @@ class Moe:
         names = EXPERT_NAMES[facts.names]
         layer = name.rpartition(".")[0]
         name = f"{layer}.{names.block}"
-        self.router = builder.outputs(
-            [(f"{name}.{names.router}", facts.num_experts, ALL)], hidden, bias=facts.router_bias, quantizable=False
-        )
+        rows = [(f"{name}.{names.router}", facts.num_experts, ALL)]
+        if facts.wide_router:  # which has no adapters
+            self.router = Builder.outputs(replace(builder, dtype=torch.float32), rows, hidden, quantizable=False)
+        else:
+            self.router = builder.outputs(rows, hidden, bias=facts.router_bias, quantizable=False)
         self.correction = (
-            builder.vector(f"{name}.{names.router}.e_score_correction_bias", facts.num_experts, dtype=torch.float32)
+            builder.vector(f"{name}.{names.correction}", facts.num_experts, dtype=torch.float32)
             if facts.correction
             else None
         )
@@ -469,10 +491,14 @@ class Moe:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         facts = self.facts
-        expert_ids, expert_weights = self.kernels.route(
-            self.router(x), self.correction, top_k=facts.top_k, scoring=facts.scoring, groups=facts.groups,
-            top_groups=facts.top_groups, renormalize=facts.renormalize, scale=facts.scale,
-        )  # fmt: skip
+        logits = self.router(x.float() if facts.wide_router else x)
+        if facts.scoring == "sparsemixer":
+            expert_ids, expert_weights = sparse_mixer(logits, facts.jitter)
+        else:
+            expert_ids, expert_weights = self.kernels.route(
+                logits, self.correction, top_k=facts.top_k, scoring=facts.scoring, groups=facts.groups,
+                top_groups=facts.top_groups, renormalize=facts.renormalize, scale=facts.scale,
+            )  # fmt: skip
         experts = self.experts
         b2 = experts.b2 if self.tp.rank == 0 else None  # added once over the ranks
         y = self.kernels.moe_mlp(
@@ -484,3 +510,20 @@ class Moe:
             return y
         shared = self.shared(x)
         return y + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
+
+
+def sparse_mixer(logits: torch.Tensor, jitter: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two experts (ids and weights [num_tokens, 2]), one after the other: of each the softmax over those near it.
+
+    Near: less than twice the jitter below, as a share of its own size or the best's. Source: arXiv 2409.12136 as Phi
+    3.5 MoE has it (transformers 5.23 modeling_phimoe.py).
+    """
+    scores = logits.float()
+    ids, weights, left = [], [], scores
+    for _ in range(2):
+        best, chosen = left.max(-1, keepdim=True)
+        far = (best - scores) / scores.abs().maximum(best) > 2 * jitter
+        weights.append(left.masked_fill(far, float("-inf")).softmax(-1).gather(-1, chosen))
+        ids.append(chosen)
+        left = scores.scatter(-1, chosen, float("-inf"))
+    return torch.cat(ids, -1), torch.cat(weights, -1)

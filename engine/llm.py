@@ -18,9 +18,11 @@ from engine.drafting import Drafting
 from engine.engine import EngineCore
 from engine.extensions import scheduler_of
 from engine.flight import Damage, Flight, num_prompt_tokens, own_blocks
+from engine.kv_cache import group_layers
 from engine.masks import Grammars, TokenMask
 from engine.memory import MemoryReport
 from engine.model_runner import ModelRunner
+from engine.quantized import check_runs
 from engine.request import (
     Prompt,
     Request,
@@ -44,6 +46,14 @@ from engine.tier_setup import disk_of, tiers_of
 from engine.tp import join
 from kvplan.core.errors import SettingError, UsageError
 from kvplan.models.spec import ModelSpec
+
+
+def _check_runs(spec: ModelSpec, block_size: int) -> None:
+    """Name a model that does not run before its checkpoint is opened: by family, kinds of layers or quantization."""
+    if not spec.has_states:  # those are named by the kind of state
+        _ = spec.decoder
+    group_layers(spec, block_size)
+    check_runs(spec)
 
 
 class Engine(EngineCore[Flight]):
@@ -71,8 +81,7 @@ class Engine(EngineCore[Flight]):
         self.device = device(config.device, config.tensor_parallel_size * config.pipeline_parallel_size)
         directory = None if isinstance(spec_or_dir, ModelSpec) else Path(spec_or_dir)
         self.spec = spec_or_dir if isinstance(spec_or_dir, ModelSpec) else read_spec(Path(spec_or_dir))
-        if not self.spec.has_states:  # others are refused by what a layer keeps, where layers are grouped
-            _ = self.spec.decoder  # names a family that does not run, before its checkpoint is opened
+        _check_runs(self.spec, config.block_size)
         check_states(self.spec, config)
         self.config = config = with_room_for_states(self.spec, config)
         self.max_model_len = max_model_len(self.spec, config.max_model_len)

@@ -22,7 +22,7 @@ from kvplan.models.checkpoint import INDEX_NAME, MAX_INDEX_BYTES
 Part = tuple[slice, ...]
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 # Are read as they are stored, or not at all.
-INTEGERS_AND_FP8 = {torch.int32: "I32", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
+INTEGERS_AND_FP8 = {torch.int32: "I32", torch.int64: "I64", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
 TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16} | {
     name: dtype for dtype, name in INTEGERS_AND_FP8.items()
 }
@@ -162,9 +162,11 @@ class RandomWeights:
                 return 1
             case "weight_scale" if dtype == torch.float8_e4m3fn:
                 return 1  # and the tensor's own makes of it what is meant
+            case "weight_scale" if dtype in (torch.float16, torch.bfloat16):  # of 4-bit integers
+                return SPREAD / INT4_SPREAD
             case "scales":
                 return SPREAD / INT4_SPREAD
-            case "qzeros":
+            case "qzeros" | "weight_zero_point":
                 return MIDDLE
             case _:
                 return CONSTANTS.get(last)

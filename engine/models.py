@@ -17,6 +17,7 @@ from engine.mamba2 import Mamba2Layer
 from engine.plain_mlp import PlainMlpLayer, PlainMoeLayer
 from engine.quantized import check_runs
 from engine.rotary import rotary_table
+from engine.short_conv import ShortConvLayer
 from engine.step import StepTensors
 from engine.tp import TensorParallel
 from kvplan.core.errors import UnsupportedModelError
@@ -35,6 +36,7 @@ from kvplan.models.spec import (
     PlainMoe,
     RecurrentState,
     Rotary,
+    ShortConv,
     SlidingWindow,
 )
 
@@ -79,7 +81,7 @@ class Layer:
             if not decoder.parallel:
                 add(self.attention, names.before_attention, names.after_attention)
         if facts.mlp is not None:
-            self.mlp = _mlp(builder, f"{name}.{names.mlp}", facts.mlp, spec.hidden_size)
+            self.mlp = _mlp(builder, f"{name}.{names.mlp}".removesuffix("."), facts.mlp, spec.hidden_size)
             if not decoder.parallel:
                 add(lambda x, step, kv: self.mlp(x), names.before_mlp, names.after_mlp)
         if decoder.parallel:
@@ -118,11 +120,31 @@ class Model:
     def build(self, builder: Builder) -> None:
         """Load every part of the model that this rank has."""
         spec = self.spec
-        self.embedding = Vocabulary(builder, f"model.{self.decoder.names.embedding}", spec.vocab_size, spec.hidden_size)
+        self.build_embedding(builder)
+        self.build_positions(builder)
         self.layers = [Layer(self, builder, spec, i) for i in range(spec.num_layers)]
-        self.final_norm = self.build_norm(builder, f"model.{self.decoder.names.final_norm}")
-        self.head = self.embedding if spec.tied else Vocabulary(builder, "lm_head", spec.vocab_size, spec.hidden_size)
+        self.build_head(builder)
         builder.source.finish(spec.num_layers)
+
+    def build_embedding(self, builder: Builder) -> None:
+        spec = self.spec
+        self.embedding = Vocabulary(builder, f"model.{self.decoder.names.embedding}", spec.vocab_size, spec.hidden_size)
+
+    def build_positions(self, builder: Builder) -> None:
+        """The table of learned positions, where there is one: whole on every rank."""
+        shape = (self.decoder.learned, self.spec.hidden_size)
+        self.positions = builder.empty(*shape) if self.decoder.learned else None
+        if self.positions is not None:
+            builder.source.fill(self.positions, "model.embed_positions.weight", shape)
+
+    def build_head(self, builder: Builder) -> None:
+        spec, bias = self.spec, self.decoder.head_bias
+        self.final_norm = self.build_norm(builder, f"model.{self.decoder.names.final_norm}")
+        self.head = (
+            self.embedding
+            if spec.tied
+            else Vocabulary(builder, "lm_head", spec.vocab_size, spec.hidden_size, bias=bias)
+        )
 
     def rotary(self, rotary: Rotary | None) -> torch.Tensor | None:
         """The rotary table for these settings, shared by all layers that use them."""
@@ -180,6 +202,8 @@ class Model:
         x = self.embedding.embed(step.token_ids)
         if self.decoder.embedding_scale != 1:
             x = x * self.embedding_scale
+        if self.positions is not None:
+            x = x + F.embedding(step.positions + 2, self.positions)
         return x, torch.zeros_like(x)
 
     def leave(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -214,7 +238,7 @@ def _mlp(
 
 def _attention(
     model: Model, builder: Builder, spec: ModelSpec, index: int
-) -> GroupedAttention | LatentAttentionLayer | DeltaNetLayer | Mamba2Layer:
+) -> GroupedAttention | LatentAttentionLayer | DeltaNetLayer | Mamba2Layer | ShortConvLayer:
     """Build the attention of one layer with its KV cache."""
     names, eps = model.decoder.names, model.decoder.norm_eps
     name, state = (f"model.layers.{index}.{part}" for part in (names.attention, names.state))
@@ -237,6 +261,8 @@ def _attention(
             return DeltaNetLayer(builder, state, facts, spec.hidden_size, eps)
         case Mamba2() as facts, RecurrentState():
             return Mamba2Layer(builder, state, facts, spec.hidden_size, eps)
+        case ShortConv() as facts, RecurrentState():
+            return ShortConvLayer(builder, state, facts, spec.hidden_size)
         case facts, _:
             raise UnsupportedModelError(
                 f"{spec.name}: layer {index} computes {type(facts).__name__} on {type(cache).__name__}, "

@@ -17,6 +17,7 @@ ACTIVATIONS: dict[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "gelu": F.gelu,
     "silu": F.silu,
+    "relu": F.relu_,
 }
 
 

@@ -11,6 +11,8 @@ nvfp4       the same values, an fp8 scale (e4m3) for each 16 of a row and a floa
             nvfp4-pack-quantized.
 awq, gptq   4-bit values in int32 words, and for each group of inputs a 16-bit scale and a 4-bit zero point;
             w = (value - zero) * scale. Source: the packing of AutoAWQ's gemm version and of GPTQModel.
+int4        the same in compressed-tensors' pack-quantized; symmetric, every zero point is 8. Groups may be of inputs
+            that are no neighbors (actorder): then columns are held in the order of their groups, and inputs reordered.
 """
 
 from collections.abc import Callable
@@ -28,9 +30,10 @@ from engine.kernels.matrices import Int4Matrix as Int4Matrix
 from engine.kernels.matrices import Matrix as Matrix
 from engine.kernels.matrices import Mxfp4Matrix as Mxfp4Matrix
 from engine.kernels.matrices import Nvfp4Matrix as Nvfp4Matrix
+from engine.kernels.matrices import nibble_run
 from engine.loader import WeightSource
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError, UsageError
-from kvplan.models.quant import scheme_of
+from kvplan.models.quant import WEIGHT_ONLY, scheme_of
 from kvplan.models.spec import ModelSpec, Scheme
 
 ALL = slice(None)
@@ -46,12 +49,13 @@ NVFP4_SUFFIXES = {
 NAN_POWER = 255  # the e8m0 scale that is no number
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which nibble of a word holds its first output, its second, ...
+EIGHTS = 0x88888888 - 2**32  # a word of zero points of 8
 SCALE_DTYPES = (torch.float16, torch.bfloat16)
 # Variants of a method's packing that are read; the others are refused by name.
 VARIANTS = {"awq": ("",), "gptq": ("", "gptq_v2")}
 RUNS = (
-    "the engine runs unquantized ones, dense layers in fp8, NVFP4 or AWQ's or GPTQ's 4 bits, and experts in blocks of "
-    "fp8, NVFP4, or MXFP4 as gpt-oss has them"
+    "the engine runs unquantized ones, dense layers in fp8, NVFP4 or 4 bits of AWQ, GPTQ or compressed-tensors, and "
+    "experts in blocks of fp8, NVFP4, or MXFP4 as gpt-oss has them"
 )
 FP8_METHODS = ("fp8", "compressed-tensors", "modelopt")  # their tensors have the same names and meanings
 
@@ -88,6 +92,7 @@ def product(kernels: ModuleType, x: torch.Tensor, matrix: Matrix, bias: torch.Te
         case Fp8BlockMatrix():
             y = kernels.fp8_block_linear(x, matrix.values, matrix.scales, matrix.block)
         case Int4Matrix():
+            x = x if matrix.order is None else x.index_select(-1, matrix.order)
             y = kernels.int4_linear(x, matrix.words, matrix.scales, matrix.zeros)
         case Mxfp4Matrix():
             raise AssertionError("MXFP4 outside the experts is refused before anything is loaded")
@@ -134,7 +139,11 @@ def is_run(method: str, scheme: Scheme) -> bool:
         case "awq" | "gptq":
             return method == scheme.kind and scheme.variant in VARIANTS[scheme.kind]
         case "nvfp4":
-            return method in NVFP4_SUFFIXES and scheme.group_size == NVFP4_GROUP and not scheme.variant
+            is_wide = scheme.variant == WEIGHT_ONLY and not scheme.static
+            is_known = method in NVFP4_SUFFIXES and scheme.group_size == NVFP4_GROUP
+            return is_known and (is_wide or not scheme.variant)
+        case "int4":
+            return method == "compressed-tensors" and not scheme.inputs
         case _:
             return False
 
@@ -144,7 +153,7 @@ def is_run_in_experts(method: str, scheme: Scheme) -> bool:
         case "mxfp4":
             return method == "mxfp4"
         case "fp8_block" | "nvfp4":
-            return is_run(method, scheme)
+            return is_run(method, scheme) and not scheme.variant
         case _:
             return False
 
@@ -171,9 +180,11 @@ def load(
         case "fp8_block":
             return _fp8_block(scheme, method, pieces, source, empty)
         case "nvfp4":
-            return _nvfp4(method, pieces, source, empty)
+            return _nvfp4(scheme, method, pieces, source, empty)
         case "awq" | "gptq":
             return _int4(scheme, pieces, source, empty)
+        case "int4":
+            return _packed_int4(scheme, pieces, source, empty, buffer)
         case kind:
             raise AssertionError(f"{kind} is refused before anything is loaded")
 
@@ -275,7 +286,7 @@ def _fp8_block(scheme: Scheme, method: str, pieces: list[Piece], source: WeightS
     return Fp8BlockMatrix(values, scales, scheme.block)
 
 
-def _nvfp4(method: str, pieces: list[Piece], source: WeightSource, empty: Empty) -> Nvfp4Matrix:
+def _nvfp4(scheme: Scheme, method: str, pieces: list[Piece], source: WeightSource, empty: Empty) -> Nvfp4Matrix:
     values_of, scales_of, whole_of, inputs_of = NVFP4_SUFFIXES[method]
     rows, columns = _sizes(pieces)
     for piece in pieces:
@@ -287,7 +298,8 @@ def _nvfp4(method: str, pieces: list[Piece], source: WeightSource, empty: Empty)
         source.fill(values_view, f"{piece.name}.{values_of}", shape, (piece.rows, pairs))
         shape, groups = (piece.outputs, piece.inputs // NVFP4_GROUP), _divided(piece.local_columns, NVFP4_GROUP)
         _fill_scales(scales_view, source, f"{piece.name}.{scales_of}", shape, (piece.rows, groups), positive=False)
-    part_scales, input_scales = (_one_each(pieces, suffix, source, empty) for suffix in (whole_of, inputs_of))
+    part_scales = _one_each(pieces, whole_of, source, empty)
+    input_scales = None if scheme.variant else _one_each(pieces, inputs_of, source, empty)
     if method == "compressed-tensors":  # it divides by them
         part_scales.reciprocal_()
     return Nvfp4Matrix(values, scales, part_scales, input_scales, tuple(rows))
@@ -343,16 +355,84 @@ def _int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empt
         packed_rows = _divided(piece.local_rows, PACK)
         _fill_zeros(zeros_view, scheme, piece, (whole[0], whole[1] // PACK), (groups, packed_rows), source)
         _check_group_order(piece, group, source, words.device)
-        words_view.copy_(packed_words(_int4_values(scheme, piece, source, words.device)))
+        words_view.copy_(packed_words(_int4_values(scheme, piece, source, words.device), columns // num_groups))
     return Int4Matrix(words, scales, zeros)
 
 
-def _scale_dtype(pieces: list[Piece], source: WeightSource) -> torch.dtype:
+def _packed_int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empty, buffer: Empty) -> Int4Matrix:
+    """compressed-tensors' words along the inputs, scales by output, and zero points in words along the outputs."""
+    rows, columns = _sizes(pieces)
+    group = min(scheme.group_size or pieces[0].inputs, pieces[0].inputs)
+    for piece in pieces:
+        _check_packs(piece, group)
+    words = empty(columns // PACK, sum(rows), dtype=torch.int32)
+    num_groups = columns // group if group < pieces[0].inputs else 1
+    scales = empty(num_groups, sum(rows), dtype=_scale_dtype(pieces, source, "weight_scale"))
+    zeros = (empty if scheme.zeros else buffer)(num_groups, sum(rows) // PACK, dtype=torch.int32)
+    order = buffer(columns, dtype=torch.int32) if scheme.variant else None
+    if words.is_meta:
+        return Int4Matrix(words, scales, zeros, order)
+    orders = [_input_order(piece, group, source, words.device) for piece in pieces] if scheme.variant else []
+    if any(not torch.equal(own, orders[0]) for own in orders):
+        names = ", ".join(piece.name for piece in pieces)
+        raise UnsupportedModelError(f"{names}: are one layer here, and group their inputs in different orders")
+    for own in orders[:1]:
+        order.copy_(own)  # type: ignore[union-attr]
+    if not scheme.zeros:
+        zeros.fill_(EIGHTS)
+    views = zip(
+        pieces, words.split(rows, 1), scales.split(rows, 1), zeros.split([n // PACK for n in rows], 1), strict=True
+    )
+    for piece, words_view, scales_view, zeros_view in views:
+        _check_shape(piece, source)
+        whole = (piece.outputs, piece.inputs // group)
+        groups = _divided(piece.local_columns, group) if group < piece.inputs else ALL
+        _fill_scales(scales_view.T, source, f"{piece.name}.weight_scale", whole, (piece.rows, groups))
+        if scheme.zeros:
+            part = (_divided(piece.local_rows, PACK), groups)
+            source.fill(zeros_view.T, f"{piece.name}.weight_zero_point", (whole[0] // PACK, whole[1]), part)
+        stored = torch.empty(len(piece.local_rows), columns // PACK, dtype=torch.int32, device=words.device)
+        part = (piece.rows, _divided(piece.local_columns, PACK))
+        source.fill(stored, f"{piece.name}.weight_packed", (piece.outputs, piece.inputs // PACK), part)
+        values = unpacked(stored, IN_ORDER)
+        words_view.copy_(packed_words((values if order is None else values[:, order]).T))
+    return Int4Matrix(words, scales, zeros, order)
+
+
+def _input_order(piece: Piece, group: int, source: WeightSource, device: torch.device) -> torch.Tensor:
+    """The inputs of each group one after the other, as g_idx names each input's (actorder)."""
+    if len(piece.local_columns) < piece.inputs:
+        problem = f"tensor_parallel_size: groups of {piece.name} are of inputs from all over, and ranks share them"
+        raise UsageError(f"{problem} as neighbors; use 1")
+    index = torch.arange(piece.inputs, dtype=torch.int32, device=device) // group
+    name = f"{piece.name}.weight_g_idx"
+    if source.dtype_of(name) is not None:
+        source.fill(index, name, (piece.inputs,))
+    order = index.argsort(stable=True).int()
+    if not torch.equal(index[order], torch.arange(piece.inputs, dtype=torch.int32, device=device) // group):
+        raise InvalidInputError(f"{source.place(name)} names groups that have not {group} inputs each")
+    return order
+
+
+def _check_shape(piece: Piece, source: WeightSource) -> None:
+    """The shape that a checkpoint states beside the words must be the config's."""
+    name = f"{piece.name}.weight_shape"
+    if source.dtype_of(name) is not None:
+        stated = torch.empty(2, dtype=torch.int64)
+        source.fill(stated, name, (2,))
+        if stated.tolist() != [piece.outputs, piece.inputs]:
+            raise InvalidInputError(
+                f"{source.place(name)} says {stated.tolist()}, the config [{piece.outputs}, {piece.inputs}]; "
+                "weights and config.json do not belong together"
+            )
+
+
+def _scale_dtype(pieces: list[Piece], source: WeightSource, suffix: str = "scales") -> torch.dtype:
     """The scales' own dtype, which the fused layers must have in common: none is rounded."""
-    stored = {piece.name: source.dtype_of(f"{piece.name}.scales") or torch.float16 for piece in pieces}
+    stored = {piece.name: source.dtype_of(f"{piece.name}.{suffix}") or torch.float16 for piece in pieces}
     dtypes = set(stored.values())
     if len(dtypes) > 1 or not dtypes <= set(SCALE_DTYPES):
-        names = ", ".join(f"{name}.scales {str(dtype).removeprefix('torch.')}" for name, dtype in stored.items())
+        names = ", ".join(f"{name}.{suffix} {str(dtype).removeprefix('torch.')}" for name, dtype in stored.items())
         raise UnsupportedModelError(f"{names}: the engine runs 4-bit weights with scales of one 16-bit dtype")
     return dtypes.pop()
 
@@ -446,9 +526,10 @@ def unpacked(words: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     return values
 
 
-def packed_words(values: torch.Tensor) -> torch.Tensor:
+def packed_words(values: torch.Tensor, group_size: int) -> torch.Tensor:
     """[inputs, outputs] uint8 -> [inputs / 8, outputs] int32 in Int4Matrix's order."""
-    words = torch.zeros(values.shape[0] // PACK, values.shape[1], dtype=torch.int32, device=values.device)
-    for j, rows in enumerate(values.chunk(PACK)):
-        words |= rows.int() << (4 * j)
-    return words
+    runs = values.unflatten(0, (-1, PACK, nibble_run(values.shape[0] // PACK, group_size)))
+    words = torch.zeros(runs.shape[0], *runs.shape[2:], dtype=torch.int32, device=values.device)
+    for j in range(PACK):
+        words |= runs[:, j].int() << (4 * j)
+    return words.flatten(0, 1)

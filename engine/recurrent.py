@@ -1,5 +1,6 @@
 """What all layers with a recurrent state do: read it, a short convolution, a rule of their own, and write it."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -18,11 +19,12 @@ class Rule(Protocol):
 
 
 def move_on(
-    mixed: torch.Tensor, step: StepTensors, kv: LayerKV, kernel: torch.Tensor, bias: torch.Tensor | None, rule: Rule
-) -> None:
+    mixed: torch.Tensor, step: StepTensors, kv: LayerKV, kernel: torch.Tensor, bias: torch.Tensor | None, rule: Rule,
+    activate: Callable[[torch.Tensor], torch.Tensor] = F.silu,
+) -> None:  # fmt: skip
     """Move each sequence's state on by its tokens of the step.
 
-    mixed   [num_tokens, channels], what is convolved; then SiLU
+    mixed   [num_tokens, channels], what is convolved, and then activated
     kernel  [channels, 1, width]; bias [channels]
     """
     assert not isinstance(kv, HeadKV | LatentKV)
@@ -33,13 +35,13 @@ def move_on(
         inputs, states = _read(kv, sources[:n], fresh[:n])
         window = torch.cat([inputs, mixed[:n, :, None]], -1)
         convolved = (window * kernel[:, 0]).sum(-1)
-        turned = F.silu(convolved if bias is None else convolved + bias)
+        turned = activate(convolved if bias is None else convolved + bias)
         kv.write(targets[:n], window[..., 1:], rule(turned, slice(0, n), states, is_chunk=False))
     for i in range(step.num_prefills):
         rows, seq = slice(n + step.prefill_starts[i], n + step.prefill_starts[i + 1]), slice(n + i, n + i + 1)
         inputs, states = _read(kv, sources[seq], fresh[seq])
         window = torch.cat([inputs, mixed[rows].T[None]], -1)
-        turned = F.silu(F.conv1d(window, kernel, bias, groups=kernel.shape[0])[0].T)
+        turned = activate(F.conv1d(window, kernel, bias, groups=kernel.shape[0])[0].T)
         last = window[..., window.shape[-1] - kernel.shape[-1] + 1 :]
         kv.write(targets[seq], last, rule(turned, rows, states, is_chunk=True))
 

@@ -8,14 +8,20 @@ import math
 
 import torch
 
-from kvplan.models.spec import LinearScaling, Llama3Scaling, LongRopeScaling, Rotary, YarnScaling
+from kvplan.models.spec import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rotary, YarnScaling
 
 
 def rotary_table(rotary: Rotary, num_positions: int, device: torch.device) -> torch.Tensor:
     """[num_positions, dim] float32: cos of the dim / 2 angles, then their sin."""
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
     angles = positions[:, None] * frequencies(rotary, num_positions).to(device)
-    factor = rotary.scaling.attention_factor if isinstance(rotary.scaling, YarnScaling | LongRopeScaling) else 1.0
+    match rotary.scaling:
+        case YarnScaling(attention_factor=factor):
+            pass
+        case LongRopeScaling() as scaling:
+            factor = scaling.long_scale if num_positions > scaling.original_positions else scaling.short_scale
+        case _:
+            factor = 1.0
     return torch.cat([angles.cos() * factor, angles.sin() * factor], -1)
 
 
@@ -34,6 +40,10 @@ def frequencies(rotary: Rotary, num_positions: int) -> torch.Tensor:
         case LongRopeScaling() as scaling:
             factors = scaling.long if num_positions > scaling.original_positions else scaling.short
             return plain / torch.tensor(factors, dtype=torch.float32)
+        case DynamicScaling(factor=factor, original_positions=original):
+            grown = factor * max(num_positions, original) / original - (factor - 1)
+            base = rotary.theta * grown ** (rotary.dim / (rotary.dim - 2))
+            return 1.0 / base ** (torch.arange(0, rotary.dim, 2, dtype=torch.float32) / rotary.dim)
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

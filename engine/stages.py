@@ -20,7 +20,7 @@ from engine import resolve
 from engine.batch import BatchArrays
 from engine.config import EngineConfig, SamplingParams
 from engine.kv_cache import KVCache, LayerGroup
-from engine.layers import Builder, Vocabulary
+from engine.layers import Builder
 from engine.loader import WeightSource
 from engine.masks import TokenMask
 from engine.memory import PeakMeter
@@ -80,16 +80,13 @@ class StageModel(Model):
 
     def build(self, builder: Builder) -> None:
         spec, is_first = self.spec, self.tp.stage == 0
-
-        def table(name: str) -> Vocabulary:
-            return Vocabulary(builder, name, spec.vocab_size, spec.hidden_size)
-
         if is_first or (self.has_head and spec.tied):
-            self.embedding = table("model.embed_tokens")
+            self.build_embedding(builder)
+        if is_first:
+            self.build_positions(builder)
         self.layers = [Layer(self, builder, spec, i) for i in self.mine]
         if self.has_head:
-            self.final_norm = self.build_norm(builder, "model.norm")
-            self.head = self.embedding if spec.tied else table("lm_head")
+            self.build_head(builder)
         builder.source.finish(spec.num_layers, lambda layer: layer is None or layer not in self.mine)
         size = 2 * self.config.max_num_batched_tokens * spec.hidden_size
         if not is_first:

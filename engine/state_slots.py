@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from kvplan.models.spec import FullAttention, LatentAttention, ModelSpec, RecurrentState, SlidingWindow
 
 # Kinds that the engine moves on; layers of the others are refused where layers are grouped (engine/kv_cache.py).
-KINDS = ("gated_delta_net", "mamba2")
+KINDS = ("gated_delta_net", "mamba2", "short_conv")
 
 
 @dataclass(frozen=True, slots=True)

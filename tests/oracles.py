@@ -752,7 +752,9 @@ def state_after(trace: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
             "proposed": {seq.request_id: len(seq.draft_ids) for seq in scheduler.unfinished if seq.draft_ids},
             "computed": {seq.request_id: seq.num_computed_tokens for seq in begun},
             "tokens": {seq.request_id: seq.num_tokens for seq in begun},
-            "in_flight": {seq.request_id: seq.num_in_flight_tokens for seq in begun if seq.num_in_flight_tokens},
+            "in_flight": {
+                seq.request_id: seq.num_in_flight_tokens for seq in scheduler.unfinished if seq.num_in_flight_tokens
+            },
             "placeholders": {
                 seq.request_id: seq.num_placeholders for seq in begun if is_async and seq.num_placeholders
             },

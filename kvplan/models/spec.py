@@ -375,16 +375,26 @@ class LongRopeScaling:
     """LongRoPE (arXiv 2402.13753): each pair's frequency divided by a factor of its own, from one of two lists.
 
     short, long  by whether the longest request is beyond original_positions, as vLLM chooses, so that one cache has one
-    attention_factor  factor on cos and sin
+    short_scale, long_scale  factor on cos and sin
     """
 
     original_positions: int
     short: tuple[float, ...]
     long: tuple[float, ...]
-    attention_factor: float
+    short_scale: float
+    long_scale: float
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """NTK scaling by length: a base for the longest request, if it is beyond original_positions, so that one cache has
+    one."""
+
+    factor: float
+    original_positions: int
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | DynamicScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,23 +415,25 @@ class HeadAttention:
     """Softmax attention over K and V heads; head counts, width and window are in the layer's cache and the model.
 
     scale    factor on q.k
-    qk_norm  q and k are normalized before rotation, per head or, if whole_norm, over all heads at once (OLMo 2)
+    qk_norm  q and k are normalized before rotation: per head, over all heads at once (OLMo 2), the same where a rank
+             has its own heads' weights alone (split), or per head around the mean with weights of its own (Cohere)
     softcap  scores are softcapped: softcap * tanh(score / softcap)
     sinks    one learned logit per head is part of the softmax, without a value
     gated    each head's output is multiplied by the sigmoid of a gate projected together with its query
     joined   a checkpoint has q, k and v in one tensor, qkv_proj (Phi 3)
+    names    its names for the output projection and the norms of q and k
     """
 
     scale: float
     rotary: Rotary | None
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["", "head", "full", "split", "around_mean"] = ""
     softcap: float | None = None
     sinks: bool = False
     gated: bool = False
-    whole_norm: bool = False
     joined: bool = False
+    names: tuple[str, str, str] = ("o_proj", "q_norm", "k_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,9 +497,18 @@ class Mamba2:
         return self.inner + 2 * self.groups * self.state
 
 
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """LFM2: between two gates of a projection a short convolution, whose last inputs are the state."""
+
+    channels: int
+    kernel: int
+    bias: bool = False
+
+
 SmoothActivation = Literal["silu", "gelu_tanh", "gelu"]
 Activation = Literal[SmoothActivation, "clamped_swiglu"]
-PlainActivation = Literal[SmoothActivation, "relu2"]
+PlainActivation = Literal[SmoothActivation, "relu", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,13 +516,15 @@ class GatedMlp:
     """down(activation(gate(x)) * up(x)).
 
     joined  a checkpoint's name for gate and up in one tensor (Granite 4, Phi 3); empty: they are two
-    down    its name for down
+    gate, up, down  its names for the others
     """
 
     inner: int
     activation: Activation
     bias: bool = False
     joined: str = ""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
     down: str = "down_proj"
 
 
@@ -538,7 +561,8 @@ class PlainMoe:
 class MoeMlp:
     """`top_k` of `num_experts` gated MLPs per token, and shared ones for all.
 
-    scoring      function of the router's logits, over all experts
+    scoring      function of the router's logits, over all experts; sparsemixer: of those near the best (Phi 3.5 MoE)
+    jitter       how near, of sparsemixer
     renormalize  the chosen scores are divided by their sum (for softmax the same as a softmax over the chosen)
     scale        final factor on the chosen scores
     groups       experts are chosen from the `top_groups` best of `groups` groups; a group's score is its best
@@ -547,6 +571,7 @@ class MoeMlp:
     swiglu_limit, swiglu_alpha  of `clamped_swiglu` (gpt-oss)
     shared_inner total width of the shared experts; 0 for none
     shared_gate  their output is multiplied by the sigmoid of a gate, one per token (Qwen's one shared expert)
+    wide_router  the router is kept in float32
     names        a checkpoint's names for the router and the experts' matrices
     """
 
@@ -554,9 +579,9 @@ class MoeMlp:
     top_k: int
     inner: int
     activation: Activation
-    scoring: Literal["softmax", "sigmoid"]
+    scoring: Literal["softmax", "sigmoid", "sparsemixer"]
     renormalize: bool
-    names: Literal["mixtral", "qwen", "gpt_oss", "granite"]
+    names: Literal["mixtral", "minimax", "qwen", "gpt_oss", "granite"]
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
@@ -567,19 +592,21 @@ class MoeMlp:
     swiglu_alpha: float = 0.0
     shared_inner: int = 0
     shared_gate: bool = False
+    wide_router: bool = False
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """None: the layer has no such part (Nemotron-H's have one of them)."""
 
-    attention: HeadAttention | LatentHeads | DeltaNet | Mamba2 | None
+    attention: HeadAttention | LatentHeads | DeltaNet | Mamba2 | ShortConv | None
     mlp: GatedMlp | MoeMlp | PlainMlp | PlainMoe | None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """A checkpoint's names for the parts of a model and of its layers; empty: there is no such norm."""
+    """A checkpoint's names for the parts of a model and of its layers; empty: there is no such norm, or no name."""
 
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
@@ -603,6 +630,9 @@ class Decoder:
     residual_scale   factor on what attention and MLP add to the stream (Granite)
     logit_divisor    logits are divided by it (Granite)
     logit_softcap    logits are softcapped: softcap * tanh(logit / softcap)
+    head_bias        the head has a bias
+    learned          rows of a table of learned positions that is added to the embeddings, of which the first two are
+                     not used (OPT); 0: there is none
     """
 
     layers: tuple[DecoderLayer, ...]
@@ -614,6 +644,8 @@ class Decoder:
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
     logit_softcap: float | None = None
+    head_bias: bool = False
+    learned: int = 0
     names: TensorNames = TensorNames()
 
 

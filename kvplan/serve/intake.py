@@ -269,8 +269,12 @@ class Intake:
         simulated = self._simulated(values, constraint, param) if self._served.door.is_simulated else None
         if simulated is None and constraint is not None:
             self._check(constraint, param)
+        is_simulated = simulated is not None
         of_prompts = [
-            [params_of(values, tokens, logprobs, index, constraint) for index in range(values["n"])]
+            [
+                params_of(values, tokens, logprobs, index, constraint, is_simulated=is_simulated)
+                for index in range(values["n"])
+            ]
             for tokens in answers
         ]
         return Prepared(model, values, prompts, of_prompts, shape, simulated)
@@ -287,9 +291,11 @@ class Intake:
         """Return what a simulated server has to know of a request's output."""
         if values["prompt_logprobs"] is not None and values["stream"]:
             raise ApiError("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
+        is_whole = not values["stream"]
         if constraint is None:
-            return Simulated()
-        return Simulated(tuple(encode(self._tokenizer, text_of(constraint, param), special=False, param=param)))
+            return Simulated(is_whole=is_whole)
+        answer = tuple(encode(self._tokenizer, text_of(constraint, param), special=False, param=param))
+        return Simulated(answer, is_whole=is_whole)
 
 
 def _refuse_long(length: int, limit: int, what: str, param: str) -> None:

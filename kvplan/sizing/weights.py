@@ -343,7 +343,8 @@ def is_built(weight: Weight, layout: Layout) -> bool:
     """True if a server builds the weight at all: a tower only for enabled modalities."""
     if weight.shared and layout.joined:
         return False
-    return weight.is_loaded and not (weight.serves and layout.left_out.issuperset(weight.serves))
+    is_loaded = weight.is_loaded or (layout.as_stored and weight.group == "lm_head")  # phi's bias of the head
+    return is_loaded and not (weight.serves and layout.left_out.issuperset(weight.serves))
 
 
 def ranks_of(weight: Weight, layout: Layout) -> int:

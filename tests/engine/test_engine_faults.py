@@ -603,10 +603,27 @@ MAMBA = {
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "vocab_size": 64, "n_positions": 32}
 
 
-def test_a_family_that_does_not_run_is_named_before_its_checkpoint_is_opened(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+SMALL = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32, "vocab_size": 64}
+GPTQ_3 = {"quant_method": "gptq", "bits": 3, "group_size": 128}
+NOT_RUN: dict[str, tuple[dict[str, Any], str]] = {
+    **{
+        kind: (
+            {**GPT2, **SMALL, "n_heads": 2, "d_model": 16, "n_layers": 2, "model_type": kind},
+            f"model_type '{kind}'",
+        )
+        for kind in ("gpt2", "gpt_neox", "gptj", "gpt_bigcode", "bloom", "falcon", "mpt")
+    },
+    "a state": (MAMBA, "layer 0 keeps a mamba1 state, which the engine cannot run"),
+    "3 bits": ({**SMALL, "model_type": "llama", "quantization_config": GPTQ_3}, "its weights are quantized"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_RUN)
+def test_what_does_not_run_is_named_before_its_checkpoint_is_opened(case: str, tmp_path: Path) -> None:
+    config, named = NOT_RUN[case]
+    (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes(b"no tensors that the engine knows")
-    with pytest.raises(UnsupportedModelError, match="model_type 'gpt2' is not one the engine can run"):
+    with pytest.raises(UnsupportedModelError, match=named):
         Engine(tmp_path, EngineConfig(device="cpu"))
 
 

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
-from engine.kernels import load
-from engine.loader import NoWeights
-from engine.models import Model
+from engine.rotary import frequencies, rotary_table
 from engine.sampler import SampledTokens
-from engine.tp import TensorParallel
-from kvplan.core.errors import SettingError
 from kvplan.models.hf_config import load_spec
+from kvplan.models.spec import DynamicScaling, HeadAttention, Rotary
 from kvplan.serve.real import inputs_of
 from kvplan.servers.bundled.rules import predict
 from tests.support import small_engines, small_models
@@ -27,7 +25,10 @@ PROMPT_LENS = (5, 17, 40)
 NUM_TOKENS = 250  # the smallest vocabulary among the families
 STEPS = 64
 # In every run; `make test-full` has the rest. Of rows: a norm, a layout of norms and a feed-forward part of each kind.
-WITH_LOGITS = (*small_models.FAMILIES, "olmo2", "cohere2", "starcoder2", "phi3", "glm4_moe")
+WITH_LOGITS = (
+    *small_models.FAMILIES, "olmo2", "cohere2", "starcoder2", "phi3", "glm4_moe", "opt", "phimoe", "minimax_m2",
+    "cohere_normed", "llama_dynamic",
+)  # fmt: skip
 WITH_TOKENS = list(small_models.FAMILIES)[::5]
 
 
@@ -101,30 +102,43 @@ def test_teacher_forced_logits_are_those_of_transformers(family: str, tmp_path: 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", small_models.ROWS)
-def test_a_family_of_rows_holds_what_is_planned(family: str) -> None:
-    memory, predicted = (
-        (engine := small_engines.engine_for(family)).memory_report(),
-        predict(engine.spec, inputs_of(engine)),
-    )
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_family_of_rows_holds_what_is_planned(family: str, dtype: str) -> None:
+    engine = small_engines.engine_for(family, dtype=dtype)
+    memory, predicted = engine.memory_report(), predict(engine.spec, inputs_of(engine))
     assert (memory.weights, memory.buffers) == (predicted.weights, predicted.buffers)
 
 
-@pytest.mark.parametrize("family", some(("starcoder2", "cohere2", "olmo2", "glm4"), ["starcoder2"]))
+WIDE = ("starcoder2", "cohere2", "olmo2", "glm4", "phi", "opt", "stablelm", "lfm2")
+
+
+@pytest.mark.parametrize("family", some(WIDE, ["starcoder2", "opt"]))
 def test_a_wide_feed_forward_part_takes_what_is_planned(family: str, tmp_path: Path) -> None:
     """16 times as wide as the stream, so that a step's peak is there: to the byte what the profile run measures."""
-    config = small_models.small_config(family, intermediate_size=1024)
+    config = small_models.small_config(family, **{"ffn_dim" if family == "opt" else "intermediate_size": 1024})
     (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
     engine = small_engines.engine_for(tmp_path, load_format="dummy")
     assert engine.memory_report().activations == predict(engine.spec, inputs_of(engine)).activations
 
 
-def test_norms_over_all_heads_are_not_shared_by_ranks() -> None:
-    spec = load_spec(small_engines.saved_model("olmo2"))
-    ranks, kernels = TensorParallel(0, 2), load("torch", "cpu")
-    with pytest.raises(
-        SettingError, match="tensor_parallel_size is not combined with norms over all of a layer's heads"
-    ):
-        Model(spec, NoWeights(), kernels, ranks, torch.float32, torch.device("meta"), 64)
+@pytest.mark.parametrize("positions", [64, 512])
+def test_dynamic_rope_turns_as_transformers_does_at_the_longest_request(positions: int) -> None:
+    """256 tokens, of which 64 are the model's own; within its own nothing is changed."""
+    changes = {"max_position_embeddings": positions}
+    theirs = ROPE_INIT_FUNCTIONS["dynamic"](small_models.small_config("llama_dynamic", **changes), seq_len=256)[0]
+    ours = frequencies(Rotary(16, 10000.0, DynamicScaling(4.0, positions)), 256)
+    assert torch.allclose(ours, theirs, rtol=1e-6)
+    assert torch.allclose(ours, frequencies(Rotary(16, 10000.0), 256)) == (positions == 512)
+
+
+@pytest.mark.parametrize("num_positions", [200, 400])
+def test_each_list_of_phi_3_5_moe_has_a_strength_of_its_own(num_positions: int) -> None:
+    """As vLLM 0.33 has them; transformers takes the short list with the long strength."""
+    attention = load_spec(small_engines.saved_model("phimoe")).decoder.layers[0].attention
+    assert isinstance(attention, HeadAttention)
+    assert attention.rotary is not None
+    table = rotary_table(attention.rotary, num_positions, torch.device("cpu"))
+    assert table[0, :8].tolist() == [1.25 if num_positions == 200 else 1.5] * 8  # cos 0
 
 
 @pytest.mark.parametrize("family", some({**small_models.FAMILIES, **small_models.ROWS}, WITH_TOKENS))

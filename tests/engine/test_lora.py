@@ -81,6 +81,8 @@ FAMILY_TARGETS = {
     "mixtral": ATTENTION,  # experts cannot be adapted
     "gpt_oss": ATTENTION,
     "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+    "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+    "phi": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Nemotron-H and Granite 4 on the engine: logits and tokens are transformers', bytes as planned."""
+"""Nemotron-H, Granite 4 and LFM2 on the engine: logits and tokens are transformers', bytes as planned."""
 
 import json
 from pathlib import Path
@@ -36,6 +36,8 @@ PROMPT_LENS = (1, 7, CHUNK + 3)
         ("granite_h_moe", False),
         ("nemotron_h_moe", False),
         ("nemotron_h_latent", True),
+        ("lfm2", True),
+        pytest.param("lfm2", False, marks=FULL),
         *(pytest.param(*case, marks=FULL) for case in [(FAMILY, True), ("granite_h", False), ("granite_h_moe", True)]),
         *(pytest.param(*case, marks=FULL) for case in [("nemotron_h_moe", True), ("nemotron_h_latent", False)]),
     ],
@@ -44,7 +46,7 @@ def test_teacher_forced_logits_are_those_of_transformers(family: str, is_cached:
     """Of a checkpoint as it is published; prompts in chunks that end anywhere, beside the others' decodes."""
     folder = small_models.save_small_model(family, tmp_path / family)
     reference = small_models.load_reference(folder)
-    publish_granite(folder) if family.startswith("granite") else publish(folder)
+    {"granite": publish_granite, "nemotron": publish}.get(family.partition("_")[0], lambda folder: None)(folder)
     texts = random_tokens(*(n + 12 for n in PROMPT_LENS))
     engine = engine_for(folder, enable_prefix_caching=is_cached, max_num_batched_tokens=24)
     for logits, text, n in zip(teacher_forced(engine, texts, PROMPT_LENS), texts, PROMPT_LENS, strict=True):
@@ -138,7 +140,7 @@ def test_the_rule_in_chunks_and_step_by_step_is_that_of_transformers(length: int
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("is_cached", [False, True])
-@pytest.mark.parametrize("family", [FAMILY, "granite_h_moe", "nemotron_h_latent"])
+@pytest.mark.parametrize("family", [FAMILY, "granite_h_moe", "nemotron_h_latent", "lfm2"])
 def test_memory_is_as_planned_to_the_byte_and_activations_nearly(
     family: str, dtype: Any, is_cached: bool, tmp_path: Path
 ) -> None:
@@ -158,6 +160,9 @@ def test_memory_is_as_planned_to_the_byte_and_activations_nearly(
     state = next(cache for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState))
     # 3 columns of 4 * 32 + 2 * 2 * 8 channels in the model's dtype, and 4 matrices of 32 x 8, Nemotron-H's in float32.
     size = 4 if dtype == "float32" else 2
+    if family == "lfm2":  # 2 columns of 64 channels
+        assert layout.state_bytes(state, dtype, 1) == 2 * 64 * size
+        return
     assert layout.state_bytes(state, dtype, 1) == 3 * 160 * size + 4 * 32 * 8 * (size if "granite" in family else 4)
     shape = StateShape.of(state, engine.runner.dtype)
     assert shape.num_bytes == layout.state_bytes(state, dtype, 1)

@@ -140,7 +140,45 @@ def gptq_column(weight: torch.Tensor) -> Packed:
     return gptq(weight, weight.shape[1])
 
 
+def int4(weight: torch.Tensor, group: int = GROUP, *, has_zeros: bool = False, is_ordered: bool = False) -> Packed:
+    """Words along the inputs, zero points (else all 8) in words along the outputs; scales and the rest by output.
+
+    is_ordered  groups are of inputs from all over, the same for layers of as many (llm-compressor's actorder: group)
+    """
+    inputs = weight.shape[1]
+    source = torch.Generator().manual_seed(inputs)
+    index = torch.arange(inputs) // group
+    index = index[torch.randperm(inputs, generator=source)] if is_ordered else index
+    order = index.argsort(stable=True)
+    values, zeros, scales, meant = four_bits(weight[:, order], group, lowest=0)
+    if not has_zeros:
+        grouped = weight[:, order].T.reshape(-1, group, weight.shape[0])
+        scales, zeros = (grouped.abs().amax(1) / 7.5).half(), torch.full_like(zeros, 8)
+        values = ((grouped / scales.float()[:, None]).round().clamp(-8, 7).int() + 8).flatten(0, 1)
+        meant = ((values.view_as(grouped) - 8).float() * scales.float()[:, None]).flatten(0, 1).T
+    back = order.argsort()
+    rows, points = values[back].tolist(), zeros.tolist()
+    tensors = {
+        "weight_packed": words(lambda r, c, i: rows[8 * c + i][r], weight.shape[0], inputs // 8),
+        "weight_scale": scales.T.contiguous(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if has_zeros:
+        tensors["weight_zero_point"] = words(lambda r, c, i: points[c][8 * r + i], weight.shape[0] // 8, len(points))
+    if is_ordered:
+        tensors["weight_g_idx"] = index.int()
+    return tensors, meant[:, back].contiguous()
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def pack_quantized(**weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "symmetric": True, **weights}}
+    return {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }  # fmt: skip
 
 
 def compressed(strategy: str, dynamic: bool) -> dict[str, Any]:
@@ -186,6 +224,16 @@ FORMATS = {
     "gptq v2": Format({**GPTQ, "checkpoint_format": "gptq_v2"}, lambda weight: gptq(weight, less=0)),
     "gptq bfloat16": Format(GPTQ, lambda weight: gptq(weight, dtype=torch.bfloat16)),
     "gptq by column": Format({**GPTQ, "group_size": -1, "desc_act": True}, gptq_column),
+    "int4": Format(pack_quantized(strategy="group", group_size=GROUP), int4),
+    "int4 with zeros": Format(
+        pack_quantized(strategy="group", group_size=GROUP, symmetric=False, actorder="weight"),
+        lambda weight: int4(weight, has_zeros=True),
+    ),
+    "int4 by row": Format(pack_quantized(strategy="channel"), lambda weight: int4(weight, weight.shape[1])),
+    "int4 ordered": Format(
+        pack_quantized(strategy="group", group_size=GROUP, symmetric=False, actorder="group"),
+        lambda weight: int4(weight, has_zeros=True, is_ordered=True),
+    ),
 }  # fmt: skip
 
 
@@ -314,6 +362,58 @@ def test_compressed_tensors_reads_the_awq_words_alike() -> None:
     assert torch.equal(widened(layer.mlp.down_proj.weight), theirs.T)
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("int4")])
+def test_compressed_tensors_unpacks_int4_alike(name: str) -> None:
+    library: Any = import_module("compressed_tensors.compressors.pack_quantized.base").PackedQuantizationCompressor
+    scheme_of: Any = import_module("compressed_tensors.quantization").QuantizationScheme
+    packed, _ = checkpoint(name, "llama")
+    layer: Any = loaded(packed, TensorParallel()).layers[1]
+    group = FORMATS[name].config["config_groups"]["group_0"]
+    for part, matrix in (("mlp.down_proj", layer.mlp.down_proj), ("self_attn.o_proj", layer.attention.o_proj)):
+        start = f"model.layers.1.{part}."
+        tensors = {k.removeprefix(start): x for k, x in load_file(packed / WHOLE).items() if k.startswith(start)}
+        tensors["weight_scale"] = tensors["weight_scale"].float()  # else it rounds products to the scales' dtype
+        if name == "int4 ordered":  # which this release unpacks as if there were no order: one input at a time
+            index, groups = tensors.pop("weight_g_idx"), tensors["weight_scale"].shape[1]
+            unpack: Any = import_module("compressed_tensors.compressors.pack_quantized.helpers").unpack_from_int32
+            shape = tuple(tensors["weight_shape"].tolist())
+            values = unpack(tensors["weight_packed"], 4, shape).float()
+            zeros = unpack(tensors["weight_zero_point"], 4, (shape[0], groups), packed_dim=0).float()
+            theirs = (values - zeros[:, index.long()]) * tensors["weight_scale"][:, index.long()]
+        else:
+            theirs = library.decompress(tensors, scheme_of(**group))["weight"]
+        assert torch.equal(widened(matrix.weight), theirs)
+
+
+def test_ranks_share_no_groups_of_inputs_from_all_over() -> None:
+    with pytest.raises(UsageError, match=r"^tensor_parallel_size: groups of .*\.o_proj are of inputs from all over"):
+        loaded(checkpoint("int4 ordered", "wide")[0], TensorParallel(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "edit", "text"),
+    [
+        ("weight_g_idx", lambda x: torch.zeros_like(x), "names groups that have not 32 inputs each"),
+        ("weight_shape", lambda x: x.flip(0) + 1, "says [65, 65], the config [64, 64]"),
+        ("weight_scale", lambda x: -x, "holds scales that are 0, negative or no finite numbers"),
+    ],
+)
+def test_damaged_int4_is_named(suffix: str, edit: Callable[[torch.Tensor], Any], text: str, tmp_path: Path) -> None:
+    def damage(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{Q_PROJ}.{suffix}"] = edit(tensors[f"{Q_PROJ}.{suffix}"])
+
+    assert text in refusal(changed("int4 ordered", tmp_path, damage), InvalidInputError)
+
+
+def test_fused_layers_have_one_order_of_their_inputs(tmp_path: Path) -> None:
+    def turn(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{Q_PROJ}.weight_g_idx"] = tensors[f"{Q_PROJ}.weight_g_idx"].flip(0)
+
+    assert "group their inputs in different orders" in refusal(
+        changed("int4 ordered", tmp_path, turn), UnsupportedModelError
+    )
+
+
 def test_compressed_tensors_widens_fp8_blocks_alike() -> None:
     converter: Any = import_module(f"{CONVERTERS}.fp8block_dequantizer").FP8BlockDequantizer
     packed, _ = checkpoint("fp8 per block", "llama")  # of down_proj's blocks of 64 columns, the second has 32
@@ -359,9 +459,10 @@ def test_a_checkpoint_takes_the_bytes_that_were_planned(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_checkpoint_takes_the_bytes_of_its_files(name: str) -> None:
-    """But for what is converted (the float32 rest, here kept) and for g_idx, which says nothing that is not known."""
+    """But for what is converted (the float32 rest, here kept), and for what says nothing that is not known."""
     packed, _ = checkpoint(name, "llama")
-    stored = {key: tensor.nbytes for key, tensor in load_file(packed / WHOLE).items() if not key.endswith("g_idx")}
+    known = ("g_idx", "weight_shape")
+    stored = {key: tensor.nbytes for key, tensor in load_file(packed / WHOLE).items() if not key.endswith(known)}
     widened = 2 if name == "fp8 per channel" else 0  # its bfloat16 scales are held in float32
     rows = 3 * (64 + 32 + 32 + 64 + 96 + 96 + 64)  # outputs of the linear layers
     assert engine_for(packed).memory_report().weights == sum(stored.values()) + widened * rows
@@ -456,7 +557,7 @@ def test_a_quantized_8b_weighs_what_is_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["fp8 per tensor", "fp8 per block", "awq", "gptq"])
+@pytest.mark.parametrize("name", ["fp8 per tensor", "fp8 per block", "awq", "gptq", "int4"])
 def test_weights_that_are_wide_for_a_moment_are_planned(name: str, dtype: str) -> None:
     """With few tokens they are the larger part of the peak; the rest is what a plain model misses too."""
     limits: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 96, "block_size": 4}
@@ -484,7 +585,7 @@ def widened(matrix: Matrix) -> torch.Tensor:
         return product(torch_backend, torch.eye(inputs), matrix, None).T
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "int4 ordered"])
 def test_two_ranks_hold_the_halves_of_the_weights(name: str) -> None:
     packed, meant = checkpoint(name, "wide")
     floats = load_file(meant / WHOLE)
@@ -556,8 +657,8 @@ def refusal(folder: Path, kind: type[KvplanError]) -> str:
 
 
 RUNS = (
-    "the engine runs unquantized ones, dense layers in fp8, NVFP4 or AWQ's or GPTQ's 4 bits, and experts in blocks of "
-    "fp8, NVFP4, or MXFP4 as gpt-oss has them"
+    "the engine runs unquantized ones, dense layers in fp8, NVFP4 or 4 bits of AWQ, GPTQ or compressed-tensors, and "
+    "experts in blocks of fp8, NVFP4, or MXFP4 as gpt-oss has them"
 )
 
 
@@ -750,7 +851,7 @@ def test_a_bias_that_the_model_does_not_have_is_left_over(tmp_path: Path) -> Non
 # --- random weights ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "int4 ordered"])
 def test_random_quantized_weights_are_as_large_as_random_plain_ones(name: str) -> None:
     """Normal around 0 with 0.02, and the same on every rank."""
     spec = read_spec(checkpoint(name, "wide")[0])

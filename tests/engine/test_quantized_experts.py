@@ -134,7 +134,7 @@ def nvfp4(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 EXCEPT_NVFP4 = ["lm_head", "model.layers.*.mlp.gate"]
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": EXCEPT_NVFP4}
 NVFP4_ARGS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
-COMPRESSED = {  # by llm-compressor
+COMPRESSED: dict[str, Any] = {  # by llm-compressor
     "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head", "re:.*mlp.gate$"],
     "config_groups": {
         "group_0": {
@@ -160,7 +160,18 @@ def by_llm_compressor(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     }  # fmt: skip
 
 
-NVFP4 = {"modelopt": (MODELOPT, by_modelopt), "compressed": (COMPRESSED, by_llm_compressor)}
+def by_llm_compressor_alone(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Its NVFP4A16, whose activations stay as they are."""
+    return {name: tensor for name, tensor in by_llm_compressor(tensors).items() if name != "input_global_scale"}
+
+
+GROUP_0 = {**COMPRESSED["config_groups"]["group_0"], "input_activations": None}
+WEIGHTS_ALONE = {**COMPRESSED, "config_groups": {"group_0": GROUP_0}}
+NVFP4 = {
+    "modelopt": (MODELOPT, by_modelopt),
+    "compressed": (COMPRESSED, by_llm_compressor),
+    "weights alone": (WEIGHTS_ALONE, by_llm_compressor_alone),
+}
 
 
 @cache
@@ -194,6 +205,7 @@ CHECKPOINTS: dict[str, Callable[[], tuple[Path, Path]]] = {
     "nvfp4 modelopt deepseek_v3": partial(nvfp4_model, "deepseek_v3", "modelopt"),
     "nvfp4 compressed qwen3_moe": partial(nvfp4_model, "qwen3_moe", "compressed"),
     "nvfp4 compressed llama": partial(nvfp4_model, "llama", "compressed"),
+    "nvfp4 weights alone llama": partial(nvfp4_model, "llama", "weights alone"),
 }
 
 

@@ -213,17 +213,10 @@ def steps_of_engine(row: dict[str, Any]) -> list[list[Any]]:
     return steps
 
 
-@pytest.mark.parametrize("row", SCHEDULES[:4], ids=lambda row: str(row["name"]))
+@pytest.mark.parametrize("row", SCHEDULES, ids=lambda row: str(row["name"]))
 def test_the_loop_follows_vllms_batch_queue(row: dict[str, Any]) -> None:
+    """With three stages and more a batch of nothing takes a place in the queue; a pool that is full shows it."""
     assert steps_of_engine(row) == steps_of(row)
-
-
-def test_a_request_that_waits_for_room_may_come_a_batch_earlier_than_in_vllm() -> None:
-    """With three stages or more: in vLLM a batch of nothing, too, takes a place in the queue; here none is made."""
-    row = SCHEDULES[4]
-    ours, theirs = steps_of_engine(row), steps_of(row)
-    assert ours[:9] == theirs[:9]
-    assert (ours[9], theirs[9]) == ([[["request-5", 8]], []], [[["request-1", 1], ["request-2", 1]], []])
 
 
 # --- more ranks ---------------------------------------------------------------------------------------------------

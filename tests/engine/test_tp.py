@@ -91,7 +91,10 @@ def run_ranks(jobs: list[dict[str, Any]], size: int) -> list[list[dict[str, Any]
 # --- two ranks -----------------------------------------------------------------------------------------------------
 
 SHARED = ("llama", "llama_250", "gpt_oss", "deepseek_v3")
-OTHERS = ("qwen2", "mixtral", "gemma3_text", "phi3", "cohere2", "starcoder2", "glm4", "qwen2_moe")
+OTHERS = (
+    "qwen2", "mixtral", "gemma3_text", "phi3", "cohere2", "starcoder2", "glm4", "qwen2_moe", "olmo2", "minimax_m2",
+    "cohere_normed", "phimoe", "opt", "granitemoe", "stablelm",
+)  # fmt: skip
 DRAWN = {"temperature": 1.0, "seed": 3, "top_p": 0.9}
 
 # In a step of 256 tokens a llama of 64 hidden holds most while it norms the stream, which is whole on every rank; half
@@ -102,7 +105,7 @@ WIDE_STEP = {"float32": 256 * 64 * 5 * 4, "bfloat16": 256 * 64 * (5 * 2 + 2 * 4)
 
 # --- stages --------------------------------------------------------------------------------------------------------
 
-STAGED = ("llama", "llama_tied", "gpt_oss")
+STAGED = ("llama", "llama_tied", "gpt_oss", "opt", "phi")
 SCORED = {**DRAWN, "logprobs": 2, "prompt_logprobs": 3, "frequency_penalty": 0.7}
 # By vLLM 0.33's own scheduler with a batch queue as deep as there are stages: of each step that computes something, the
 # tokens of each request, and who gave way.

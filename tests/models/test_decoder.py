@@ -22,6 +22,7 @@ from kvplan.models.families.decoder_hybrid import QWEN_HYBRIDS
 from kvplan.models.spec import (
     Decoder,
     DecoderLayer,
+    DynamicScaling,
     GatedMlp,
     HeadAttention,
     LatentHeads,
@@ -215,7 +216,7 @@ def frequencies(rotary: Rotary) -> tuple[list[float], float]:
             low, high = max(low, 0), min(high, rotary.dim - 1)
             unscaled = [1 - min(1.0, max(0.0, (i - low) / ((high - low) or 0.001))) for i in range(half)]
             return [f * k + f / s.factor * (1 - k) for f, k in zip(plain, unscaled, strict=True)], s.attention_factor
-        case LongRopeScaling():
+        case LongRopeScaling() | DynamicScaling():
             raise NotImplementedError("is compared by logits")
 
 
@@ -256,7 +257,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_the_cases_cover_every_family() -> None:
     # The logits of those with recurrent states are compared in tests/engine/test_delta_net.py and test_mamba2.py, and
     # those of the rows in test_engine_models.py.
-    read_here = set(LEFT_OUT) - set(QWEN_HYBRIDS) - set(ROWS) - {"nemotron_h", "granitemoehybrid"}
+    read_here = set(LEFT_OUT) - set(QWEN_HYBRIDS) - set(ROWS) - {"nemotron_h", "granitemoehybrid", "lfm2"}
     assert {values["model_type"] for values in CASES.values()} - {"gemma3"} == read_here == set(BARE)
 
 
@@ -278,7 +279,7 @@ def test_biases_norms_softcap_and_sinks_are_those_of_the_attention_module(pair: 
         assert isinstance(ours, HeadAttention)
         assert {ours.qkv_bias} == {has_bias(module, name) for name in ("q_proj", "k_proj", "v_proj")}
         assert ours.out_bias == has_bias(module, "o_proj")
-        assert ours.qk_norm == hasattr(module, "q_norm") == hasattr(module, "k_norm")
+        assert (ours.qk_norm == "head") == hasattr(module, "q_norm") == hasattr(module, "k_norm")
         assert ours.softcap == getattr(module, "attn_logit_softcapping", None)
         assert ours.sinks == hasattr(module, "sinks")
 
@@ -443,7 +444,7 @@ def test_mixtral_8x7b() -> None:
 
 def test_qwen3_30b_a3b() -> None:
     decoder = published("qwen3-30b-a3b", rms_norm_eps=1e-6, rope_theta=1e6, norm_topk_prob=True)
-    attention = HeadAttention(128**-0.5, Rotary(128, 1e6), qk_norm=True)
+    attention = HeadAttention(128**-0.5, Rotary(128, 1e6), qk_norm="head")
     experts = MoeMlp(128, 8, 768, "silu", scoring="softmax", renormalize=True, names="qwen")
     assert decoder == Decoder((DecoderLayer(attention, experts),) * 48, norm_eps=1e-6)
 
@@ -451,8 +452,8 @@ def test_qwen3_30b_a3b() -> None:
 def test_gemma_3_4b() -> None:
     """Its published text config names no theta, no eps and no scalar: they are the class's."""
     decoder = published("gemma-3-4b")
-    scaled = HeadAttention(1 / 16, Rotary(256, 1e6, LinearScaling(8.0)), qk_norm=True)  # 256^-0.5 = 1/16
-    local = HeadAttention(1 / 16, Rotary(256, 1e4), qk_norm=True)
+    scaled = HeadAttention(1 / 16, Rotary(256, 1e6, LinearScaling(8.0)), qk_norm="head")  # 256^-0.5 = 1/16
+    local = HeadAttention(1 / 16, Rotary(256, 1e4), qk_norm="head")
     full = [i for i, layer in enumerate(decoder.layers) if layer.attention == scaled]
     assert full == [5, 11, 17, 23, 29]
     assert {layer.attention for i, layer in enumerate(decoder.layers) if i not in full} == {local}
@@ -531,7 +532,7 @@ def test_every_catalog_model_has_a_decoder_or_a_refusal_that_names_its_type(name
     says = f"model_type {spec.model_type!r} is not one the engine can run"
     if name == "embeddinggemma-300m":  # of Gemma 3's type, but an encoder
         says = "use_bidirectional_attention: the engine runs gemma3_text with False only"
-    elif spec.model_type == "phi3" and spec.config.get("rope_scaling"):
+    elif spec.model_type in ("phi3", "phimoe") and spec.config.get("rope_scaling"):
         says = "rope_scaling: short_factor: missing"  # which decides no size, so that the catalog has none
     elif spec.model_type in LEFT_OUT:
         assert len(spec.decoder.layers) == spec.num_layers
@@ -543,9 +544,23 @@ def test_every_catalog_model_has_a_decoder_or_a_refusal_that_names_its_type(name
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 UNSUPPORTED: dict[str, tuple[str, Values, str]] = {
-    "dynamic rope": (
-        "llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-        "rope_type 'dynamic' is not one the engine runs (it runs default, linear, llama3, yarn, longrope); choose",
+    "dynamic rope of another kind": (
+        "llama", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0}},
+        "rope_type 'dynamic' is not one the engine runs with alpha; choose",
+    ),
+    "norms of heads around their means": (
+        "stablelm", {"qk_layernorm": True}, "qk_layernorm: the engine runs stablelm with False only (True)",
+    ),
+    "norms after OPT's parts": (
+        "opt", {"ffn_dim": 96, "max_position_embeddings": 512, "do_layer_norm_before": False},
+        "do_layer_norm_before: the engine runs opt with True only (False)",
+    ),
+    "an embedding narrower than the stream": (
+        "opt", {"ffn_dim": 96, "max_position_embeddings": 512, "word_embed_proj_dim": 32},
+        "word_embed_proj_dim: the engine runs opt with 64 only (32)",
+    ),
+    "clipped queries": (
+        "olmoe", {"num_experts": 4, "clip_qkv": 8.0}, "clip_qkv: the engine runs olmoe with null only (8.0)",
     ),
     "longrope of two strengths": (
         "phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16,

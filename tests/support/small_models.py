@@ -200,6 +200,10 @@ HYBRIDS: dict[str, Build] = {
         transformers.GraniteMoeHybridConfig, **GRANITE_H, num_local_experts=4, num_experts_per_tok=2, mamba_n_groups=2,
         position_embedding_type="rope",
     ),
+    "lfm2": _of(
+        transformers.Lfm2Config, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False,
+        conv_bias=True, tie_word_embeddings=True,
+    ),
     "qwen3_5": _of(transformers.Qwen3_5TextConfig, **QWEN3_5),
     "qwen3_5_moe": _of(transformers.Qwen3_5MoeTextConfig, **{**QWEN3_NEXT, **QWEN3_5}),
 }  # fmt: skip
@@ -256,6 +260,40 @@ ROWS: dict[str, Build] = {
             "full_attention": {**YARN_ROPE, "rope_theta": 500000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
         },
+    ),
+    "glm": _of(transformers.GlmConfig, head_dim=32, attention_bias=True, rope_parameters=PARTLY_TURNED),
+    "cohere": _of(transformers.CohereConfig, tie_word_embeddings=True, logit_scale=0.25),
+    "cohere_normed": _of(transformers.CohereConfig, use_qk_norm=True, tie_word_embeddings=True),
+    "phi": _of(transformers.PhiConfig, hidden_act="gelu_new", rope_parameters=PARTLY_TURNED),
+    "stablelm": _of(transformers.StableLmConfig, use_qkv_bias=True, rope_parameters=PARTLY_TURNED),
+    "stablelm_parallel": _of(
+        transformers.StableLmConfig, use_parallel_residual=True, rope_parameters=PARTLY_TURNED
+    ),
+    "opt": _of(
+        transformers.OPTConfig, ffn_dim=96, word_embed_proj_dim=64, tie_word_embeddings=True,
+    ),
+    "olmoe": _of(
+        transformers.OlmoeConfig, num_experts=8, num_experts_per_tok=2, intermediate_size=32, norm_topk_prob=True
+    ),
+    "granitemoe": _of(
+        transformers.GraniteMoeConfig, num_local_experts=8, num_experts_per_tok=2, intermediate_size=32,
+        embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.22, logits_scaling=3.0,
+        tie_word_embeddings=True,
+    ),
+    "phimoe": _of(
+        transformers.PhimoeConfig, num_local_experts=8, intermediate_size=32, attention_bias=True, lm_head_bias=True,
+        router_jitter_noise=0.2, original_max_position_embeddings=256,
+        rope_parameters={
+            **LONGROPE, "original_max_position_embeddings": 256, "short_mscale": 1.25, "long_mscale": 1.5,
+        },
+    ),
+    "minimax_m2": _of(
+        transformers.MiniMaxM2Config, num_local_experts=8, num_experts_per_tok=2, intermediate_size=32, head_dim=32,
+        rotary_dim=16,
+    ),
+    "llama_dynamic": _of(
+        transformers.LlamaConfig, max_position_embeddings=64,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
     ),
 }  # fmt: skip
 
@@ -337,4 +375,9 @@ def load_reference(folder: Path) -> Any:
     model: Any = AUTO.from_pretrained(
         folder, config=config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
+    if (getattr(config, "rope_parameters", None) or {}).get(
+        "rope_type"
+    ) == "dynamic":  # as after a request of 256 tokens
+        with torch.inference_mode():
+            model(torch.zeros(1, 256, dtype=torch.long), use_cache=False)
     return model.eval()

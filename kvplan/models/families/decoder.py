@@ -17,24 +17,28 @@ from kvplan.models.families.decoder_dense import (
     INTERLEAVED,
     JOINED_MLP,
     LAYOUTS,
+    OUTPUT_NAMES,
     PARTLY_TURNED,
     PLAIN_NAMES,
     ROWS,
     ROWS_ONLY,
     ROWS_STATED,
+    traits_of,
     turning_layers,
 )
 from kvplan.models.families.decoder_hybrid import QWEN_HYBRIDS, read_qwen_hybrid
 from kvplan.models.families.decoder_mamba import (
     GRANITE,
     GRANITE_ONLY,
+    LFM2,
     NEMOTRON_H,
     NEMOTRON_H_ONLY,
     read_granite,
+    read_lfm2,
     read_nemotron_h,
 )
 from kvplan.models.families.decoder_rope import Kind, positive, read_partial_rotary, read_rotary, score_factor
-from kvplan.models.families.dense import TRAITS, Traits, has_qk_norm, heads_of, layer_windows
+from kvplan.models.families.dense import Traits, has_qk_norm, heads_of, layer_windows
 from kvplan.models.families.moe import EXPERT_KEYS, FAMILIES, Moe, shared_width, sparse_layers
 from kvplan.models.spec import (
     Decoder,
@@ -43,6 +47,7 @@ from kvplan.models.spec import (
     HeadAttention,
     LatentHeads,
     MoeMlp,
+    PlainActivation,
     PlainMlp,
     Rotary,
     SmoothActivation,
@@ -98,6 +103,7 @@ LEFT_OUT: dict[str, Mapping[str, Any]] = {
     **QWEN_HYBRIDS,
     "nemotron_h": NEMOTRON_H,
     "granitemoehybrid": GRANITE,
+    "lfm2": LFM2,
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,  # a DeepSeek-V3 under another name; its published class is a copy of it
 }  # fmt: skip
@@ -145,7 +151,9 @@ ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 ONLY_EVERYWHERE: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (1,)}
 
-ACTIVATIONS: dict[str, SmoothActivation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, SmoothActivation] = {
+    "silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
+}  # fmt: skip
 
 
 def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
@@ -169,6 +177,8 @@ def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
         return read_nemotron_h(config)
     if model_type == "granitemoehybrid":
         return read_granite(config)
+    if model_type == "lfm2":
+        return read_lfm2(config)
     num_layers = config.num_layers()
     layers = zip(_attentions(config, model_type, num_layers), _mlps(config, model_type, num_layers), strict=True)
     decoder = Decoder(
@@ -177,8 +187,10 @@ def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
     )
     if model_type in mla.ROUTERS:
         return decoder
-    traits = _traits(model_type)
+    traits = traits_of(config, model_type)
     layout = replace(decoder, names=LAYOUTS[traits.norms], parallel=len(traits.norms) == 1)
+    if traits.lm_head_bias and not config.flag("tie_word_embeddings"):
+        layout = replace(layout, head_bias=True)
     if traits.layer_norm:
         layout = replace(layout, norm="layer" if traits.norm_bias else "layer_without_bias")
     match model_type:
@@ -186,14 +198,22 @@ def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
             cap = None if model_type == "gemma" else _softcap(config, "final_logit_softcapping")
             scale = config.count("hidden_size") ** 0.5
             return replace(layout, unit_offset=True, embedding_scale=scale, logit_softcap=cap)
-        case "granite":
+        case "phi":
+            return replace(layout, names=replace(layout.names, final_norm="final_layernorm"))
+        case "opt":
+            hidden, width = config.count("hidden_size"), config.count("word_embed_proj_dim", default=0, low=0)
+            if width not in (0, hidden):
+                where, problem = f"{config.where}: word_embed_proj_dim", f"the engine runs opt with {hidden} only"
+                raise UnsupportedModelError(where, f"{problem} ({width})", "choose another model")
+            return replace(layout, learned=config.count("max_position_embeddings") + 2)
+        case "granite" | "granitemoe":
             return replace(
                 layout,
                 embedding_scale=positive(config, "embedding_multiplier"),
                 residual_scale=positive(config, "residual_multiplier"),
                 logit_divisor=positive(config, "logits_scaling"),
             )
-        case "cohere2":
+        case "cohere" | "cohere2":
             return replace(layout, logit_divisor=1 / positive(config, "logit_scale"))
         case _:
             return layout
@@ -224,34 +244,31 @@ def _attentions(config: Config, model_type: str, num_layers: int) -> Sequence[He
     """Attention of each layer; which ones slide is said by the facts used to size their caches."""
     if model_type in mla.ROUTERS:
         return [_latent_heads(config, model_type)] * num_layers
-    slides = [window is not None for window in layer_windows(config, _traits(model_type), num_layers)]
+    slides = [window is not None for window in layer_windows(config, traits_of(config, model_type), num_layers)]
     kinds = list(zip(slides, turning_layers(config, model_type, slides), strict=True))
     by_kind = {kind: _head_attention(config, model_type, *kind) for kind in kinds}
     return [by_kind[kind] for kind in kinds]
 
 
-def _traits(model_type: str) -> Traits:
-    return TRAITS[model_type] if model_type in TRAITS else FAMILIES[model_type][0]
-
-
 def _head_attention(config: Config, model_type: str, slides: bool, turns: bool) -> HeadAttention:
-    traits = _traits(model_type)
+    traits = traits_of(config, model_type)
     head_dim = heads_of(config).head_dim
     capped = model_type in ("gemma2", "gemma3_text")
     bias = config.flag(traits.attention_key, traits.bias_default)
     scale = (positive(config, "query_pre_attn_scalar") if capped else head_dim) ** -0.5
+    kind: Any = traits.qk_norm.replace("flag_split", "around_mean").removeprefix("flag_")
     return HeadAttention(
-        scale=positive(config, "attention_multiplier") if model_type == "granite" else scale,
+        scale=positive(config, "attention_multiplier") if model_type.startswith("granite") else scale,
         rotary=_rotary(config, model_type, head_dim, "sliding_attention" if slides else "full_attention")
         if turns
         else None,
         qkv_bias=bias if traits.qkv_bias is None else traits.qkv_bias,
         out_bias=bias if traits.o_bias is None else traits.o_bias,
-        qk_norm=has_qk_norm(config, traits),
-        whole_norm=traits.qk_norm == "full",
+        qk_norm=kind if has_qk_norm(config, traits) else "",
         softcap=_softcap(config, "attn_logit_softcapping") if capped else None,
         sinks=model_type == "gpt_oss",
         joined=model_type == "phi3",
+        names=(OUTPUT_NAMES.get(model_type, "o_proj"), "q_norm", "k_norm"),
     )
 
 
@@ -286,13 +303,12 @@ def _mlps(config: Config, model_type: str, num_layers: int) -> list[GatedMlp | M
 
 
 def _dense_mlp(config: Config, model_type: str) -> GatedMlp | PlainMlp:
-    traits = Traits(mlp_bias=False) if model_type in mla.ROUTERS else _traits(model_type)
+    traits = Traits(mlp_bias=False) if model_type in mla.ROUTERS else traits_of(config, model_type)
     biased = traits.mlp_bias is None and config.flag(traits.mlp_key, traits.bias_default)
-    inner, activation = config.count("intermediate_size"), _activation(config, model_type)
+    inner = config.count("ffn_dim" if model_type == "opt" else "intermediate_size")
     if not traits.gated:
-        up, down = PLAIN_NAMES[model_type]
-        return PlainMlp(inner, biased, activation, up, down)
-    return GatedMlp(inner, activation, bias=biased, joined=JOINED_MLP.get(model_type, ""))
+        return PlainMlp(inner, biased, _plain_activation(config, model_type), *PLAIN_NAMES[model_type])
+    return GatedMlp(inner, _activation(config, model_type), bias=biased, joined=JOINED_MLP.get(model_type, ""))
 
 
 def _experts(config: Config, model_type: str, moe: Moe) -> MoeMlp:
@@ -307,11 +323,19 @@ def _experts(config: Config, model_type: str, moe: Moe) -> MoeMlp:
         renormalize=True,
         names="qwen",
         shared_inner=shared_width(config, moe, inner),
+        wide_router=moe.router_dtype == "float32",
     )
     match model_type:
         case "mixtral":
             return replace(plain, names="mixtral")
-        case "qwen2_moe" | "qwen3_moe":
+        case "granitemoe":
+            return replace(plain, names="granite")
+        case "phimoe":
+            jitter = config.number("router_jitter_noise")
+            return replace(plain, names="mixtral", scoring="sparsemixer", renormalize=False, jitter=jitter)
+        case "minimax_m2":
+            return replace(plain, names="minimax", scoring="sigmoid", correction=True)
+        case "qwen2_moe" | "qwen3_moe" | "olmoe":
             return replace(plain, renormalize=config.flag("norm_topk_prob"), shared_gate=moe.shared_gate)
         case "gpt_oss":
             return replace(
@@ -359,8 +383,17 @@ def _check_routing(config: Config, experts: MoeMlp) -> MoeMlp:
     return experts
 
 
+def _plain_activation(config: Config, model_type: str) -> PlainActivation:
+    return (
+        "relu"
+        if model_type == "opt" and config.text("activation_function") == "relu"
+        else _activation(config, model_type)
+    )
+
+
 def _activation(config: Config, model_type: str) -> SmoothActivation:
-    key = "hidden_activation" if model_type in ("gemma2", "gemma3_text") else "hidden_act"
+    keys = {"gemma2": "hidden_activation", "gemma3_text": "hidden_activation", "opt": "activation_function"}
+    key = keys.get(model_type, "hidden_act")
     name = config.text(key)
     if (model_type, name) == ("gemma", "gelu"):  # as released, and always meant so
         return "gelu_tanh"

@@ -69,7 +69,7 @@ def _attention(config: Config) -> HeadAttention:
     head_dim = heads_of(config).head_dim
     bias = config.flag("attention_bias")
     rotary = read_partial_rotary(config, "qwen3_next", head_dim)
-    return HeadAttention(scale=head_dim**-0.5, rotary=rotary, qkv_bias=bias, out_bias=bias, qk_norm=True, gated=True)
+    return HeadAttention(scale=head_dim**-0.5, rotary=rotary, qkv_bias=bias, out_bias=bias, qk_norm="head", gated=True)
 
 
 def _experts(config: Config, activation: Activation) -> MoeMlp:

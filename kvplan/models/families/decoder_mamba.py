@@ -1,9 +1,10 @@
 """Computation of models with Mamba 2. Nemotron-H: in each layer Mamba 2, attention without positions, or a plain MLP.
-Granite 4: in each layer Mamba 2 or attention, then an MLP or experts beside it.
+Granite 4: in each layer Mamba 2 or attention, then an MLP or experts beside it. LFM2: a short convolution or attention,
+then an MLP.
 
 Source: transformers 5.23, models/nemotron_h/configuration_nemotron_h.py and modeling_nemotron_h.py, the same of
-granitemoehybrid; vLLM 0.33, model_executor/models/nemotron_h.py and granitemoehybrid.py, which do not bound time steps
-either.
+granitemoehybrid and lfm2; vLLM 0.33, model_executor/models/nemotron_h.py and granitemoehybrid.py, which do not bound
+time steps either.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families.config import Config
 from kvplan.models.families.decoder_rope import positive, read_rotary
 from kvplan.models.families.dense import heads_of
-from kvplan.models.families.hybrid import GRANITE_LAYERS, granite_types, nemotron_pattern
+from kvplan.models.families.hybrid import GRANITE_LAYERS, granite_types, lfm2_full_layers, lfm2_inner, nemotron_pattern
 from kvplan.models.spec import (
     Decoder,
     DecoderLayer,
@@ -23,6 +24,7 @@ from kvplan.models.spec import (
     MoeMlp,
     PlainMlp,
     PlainMoe,
+    ShortConv,
     TensorNames,
 )
 
@@ -128,6 +130,29 @@ def _granite_mlp(config: Config) -> GatedMlp | MoeMlp:
         count, top_k, config.count("intermediate_size"), "silu", scoring="softmax", renormalize=True, names="granite",
         shared_inner=shared,
     )  # fmt: skip
+
+
+LFM2: Mapping[str, Any] = {"norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_position_embeddings": 128_000}
+LFM2_NAMES = TensorNames(
+    final_norm="embedding_norm", state="conv", mlp="feed_forward", before_attention="operator_norm",
+    before_mlp="ffn_norm",
+)  # fmt: skip
+
+
+def read_lfm2(config: Config) -> Decoder:
+    """Read the computation of an lfm2 config; defaults are already filled in."""
+    head_dim, hidden = heads_of(config).head_dim, config.count("hidden_size")
+    kernel = config.count("conv_L_cache", default=3, low=2)
+    conv = ShortConv(config.count("conv_dim", default=hidden), kernel, config.flag("conv_bias"))
+    names = ("out_proj", "q_layernorm", "k_layernorm")
+    full = HeadAttention(head_dim**-0.5, read_rotary(config, "lfm2", head_dim), qk_norm="head", names=names)
+    mlp = GatedMlp(lfm2_inner(config, "lfm2"), "silu", gate="w1", up="w3", down="w2")
+    is_full = lfm2_full_layers(config, config.num_layers())
+    return Decoder(
+        tuple(DecoderLayer(full if flag else conv, mlp) for flag in is_full),
+        positive(config, "norm_eps"),
+        names=LFM2_NAMES,
+    )
 
 
 def _mamba(config: Config, heads: int, head_dim: int, keys: tuple[str, str, str]) -> Mamba2:

@@ -12,12 +12,20 @@ from typing import Any, Literal
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 from kvplan.models.families.config import Config
-from kvplan.models.spec import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, Rotary, YarnScaling
+from kvplan.models.spec import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    Rotary,
+    YarnScaling,
+)
 
 Kind = Literal["full_attention", "sliding_attention"]
 PARTIAL = "partial_rotary_factor"
 KINDS: tuple[Kind, ...] = ("full_attention", "sliding_attention")
-TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 
 BY_KIND = ("gemma3_text", "olmo3")  # their sliding layers are never scaled by rope_scaling
 # transformers' defaults if a config of this type has no scaling settings.
@@ -43,7 +51,7 @@ def read_rotary(
     if dim % 2:
         raise config.fail("head_dim", f"must be even where positions rotate ({dim})", "correct the config")
     settings = rope_settings(config, model_type, kind)
-    return Rotary(dim, _theta(config, settings, model_type, kind), _scaling(config, settings), interleaved)
+    return Rotary(dim, _theta(config, settings, model_type, kind), _scaling(config, settings, model_type), interleaved)
 
 
 def read_partial_rotary(
@@ -51,6 +59,8 @@ def read_partial_rotary(
 ) -> Rotary:
     """Rotation of a head's first elements: of partial_rotary_factor, from the settings, else from the config."""
     share = config.sub("rope_parameters").number(PARTIAL, config.number(PARTIAL))
+    if "rotary_dim" in config and PARTIAL not in config.sub("rope_parameters"):  # MiniMax-M2 as published
+        share = config.count("rotary_dim") / head_dim
     # read_rotary takes the rotated part of a head from its caller.
     whole = {
         key: {name: item for name, item in value.items() if name != PARTIAL}
@@ -123,7 +133,7 @@ def _theta(config: Config, settings: Config, model_type: str, kind: Kind) -> flo
     return positive(config, "rope_local_base_freq" if local else "rope_theta")
 
 
-def _scaling(config: Config, settings: Config) -> RopeScaling | None:
+def _scaling(config: Config, settings: Config, model_type: str) -> RopeScaling | None:
     if settings.number("partial_rotary_factor", 1.0) != 1:
         raise UnsupportedModelError(
             f"{settings.where}: partial_rotary_factor",
@@ -145,7 +155,12 @@ def _scaling(config: Config, settings: Config) -> RopeScaling | None:
         case "yarn":
             return _yarn(config, settings)
         case "longrope" | "su":
-            return _longrope(config, settings)
+            return _longrope(config, settings, model_type)
+        case "dynamic":
+            if "alpha" in settings:
+                problem = "rope_type 'dynamic' is not one the engine runs with alpha"
+                raise UnsupportedModelError(settings.where, problem, "choose another model")
+            return DynamicScaling(positive(settings, "factor"), config.count("max_position_embeddings"))
         case other:
             raise UnsupportedModelError(
                 settings.where,
@@ -174,16 +189,19 @@ def _yarn(config: Config, settings: Config) -> YarnScaling:
     )
 
 
-def _longrope(config: Config, settings: Config) -> LongRopeScaling:
-    for key in ("short_mscale", "long_mscale"):
-        if key in settings:
+def _longrope(config: Config, settings: Config, model_type: str) -> LongRopeScaling:
+    """Phi 3.5 MoE alone reads a factor for each list (transformers 5.23; vLLM 0.33 does for any)."""
+    scales = ("short_mscale", "long_mscale")
+    for key in scales:
+        if key in settings and model_type != "phimoe":
             problem = f"the engine scales both lists of longrope alike ({settings.values[key]!r:.40})"
             raise UnsupportedModelError(f"{settings.where}: {key}", problem, "choose another model")
     original = _original_positions(config, settings)
     factor = settings.number("factor", config.count("max_position_embeddings") / original)
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     short, long = (_factors(settings, key) for key in ("short_factor", "long_factor"))
-    return LongRopeScaling(original, short, long, settings.number("attention_factor", default))
+    default = settings.number("attention_factor", default)
+    return LongRopeScaling(original, short, long, *(settings.number(key, default) for key in scales))
 
 
 def _factors(settings: Config, key: str) -> tuple[float, ...]:

@@ -92,8 +92,11 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
     norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
     moe = Moe(shared="shared_expert_intermediate_size", shared_name="mlp.shared_expert", shared_gate=True)
     has_experts = "num_experts" in config
+    blocks = config.maybe_count("num_blocks")  # InternS2 Mobius: experts outside the layers, which share them
     sparse = sparse_layers(config, num_layers) if has_experts else [False] * num_layers
     feed_forward = {True: expert_layer(config, moe, hidden) if has_experts else ()}
+    pooled = tuple(w for w in feed_forward[True] if "shared_expert" not in w.name) if blocks else ()
+    feed_forward[True] = tuple(w for w in feed_forward[True] if w not in pooled)
     if not all(sparse):
         feed_forward[False] = dense_mlp(config, PLAIN, hidden, config.count("intermediate_size"))
     layers = []
@@ -110,6 +113,7 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
             table("lm_head", vocab, hidden, Place.LAST, "lm_head"),
             final_norm(hidden),
         ]
+    other += [replace(weight, place=Place.EVERY) for weight in pooled] * (blocks or 0)
     return draft(config, layers, other, heads=heads, tied=tied)
 
 
@@ -430,11 +434,7 @@ def read_lfm2(config: Config, model_type: str) -> SpecDraft:
     """LFM2: short gated convolutions, with attention in some layers; LFM2-MoE has experts in all but the first."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     heads = heads_of(config)
-    inner = config.count("block_ff_dim", "intermediate_size")
-    if config.flag("block_auto_adjust_ff_dim", model_type == "lfm2"):
-        multiple = config.count("block_multiple_of", default=256)
-        inner = int(2 * inner / 3 * config.ratio("block_ffn_dim_multiplier", 1.0))
-        inner = -(-inner // multiple) * multiple
+    inner = lfm2_inner(config, model_type)
     kernel, bias = config.count("conv_L_cache", default=3, low=2), config.flag("conv_bias")
     width = config.count("conv_dim", default=hidden)
     conv = (
@@ -458,6 +458,16 @@ def read_lfm2(config: Config, model_type: str) -> SpecDraft:
     tied = config.flag("tie_word_embeddings", config.flag("tie_embedding", True))
     other = list(outer_weights(config, PLAIN, vocab, hidden, tied))
     return draft(config, layers, other, heads=heads, tied=tied, widest=inner)
+
+
+def lfm2_inner(config: Config, model_type: str) -> int:
+    """The MLP's width, which is derived from what the config states unless that is said to be it."""
+    inner = config.count("block_ff_dim", "intermediate_size")
+    if not config.flag("block_auto_adjust_ff_dim", model_type == "lfm2"):
+        return inner
+    multiple = config.count("block_multiple_of", default=256)
+    inner = int(2 * inner / 3 * config.ratio("block_ffn_dim_multiplier", 1.0))
+    return -(-inner // multiple) * multiple
 
 
 def lfm2_full_layers(config: Config, num_layers: int) -> list[bool]:

@@ -21,6 +21,8 @@ from kvplan.models.spec import (
     ModelSpec,
     PlainMlp,
     RecurrentState,
+    Scheme,
+    ShortConv,
     SlidingWindow,
     Weight,
 )
@@ -28,6 +30,7 @@ from kvplan.sizing import layout, weights
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROTARY_BYTES = 4  # tables of cos and sin are float32
+SHAPE_BYTES = 16  # of int4's weight_shape, which a server holds
 ROW_SCALE_BYTES = 4  # float32, for each row of a matrix with one scale per tensor
 INDEX_BYTES = 8  # token ids, positions and slots are int64
 # The profile run samples with top_p, penalties and log-probabilities in every row. Next to the logits there are then,
@@ -44,6 +47,7 @@ WIDE_ELEMENTS_ON_GPU = 1 << 24
 INT_BYTES = 4
 FILE_HEADER_BYTES = 40  # of a chunk in a file: 8 that name the format, and a SHA-256
 DELTA_CHUNK = 64  # tokens of a gated delta net whose corrections are solved together
+IN_PLACE = ("relu", "relu2")  # activations
 ADAPTED_AT_ONCE = 256  # tokens, in plain torch
 FEW_TOKENS = 512  # up to this many, tiles of tokens with one adapter have 16 places; beyond, 64
 WIDENED_TOKENS = {"float32": 96, "bfloat16": 2048, "float16": 2048}  # tokens from which a GPU dequantizes block fp8
@@ -205,7 +209,8 @@ def loaded_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     stored = spec.quantization
     kv_scales = sum(weights.kv_scale_bytes(spec.layers[i], stored, form, spec.dtype) for i in layers_of(spec, inputs))
     moved = ends_bytes(spec, inputs) if inputs.pipeline_parallel_size > 1 else 0
-    return sum(groups.values()) - groups["vision_audio"] - kv_scales - taken_apart(spec, inputs)[0] + moved
+    shapes = SHAPE_BYTES * sum(scheme.kind == "int4" for _, scheme in quantized_weights(spec, inputs))
+    return sum(groups.values()) - groups["vision_audio"] - kv_scales - shapes - taken_apart(spec, inputs)[0] + moved
 
 
 def ends_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
@@ -218,7 +223,8 @@ def ends_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     for weight in spec.other_weights:
         if weight.group != "vision_audio":
             is_embedding = weight.group == "embedding"
-            is_here = (is_embedding and inputs.stage == 0) or (inputs.has_head and (spec.tied or not is_embedding))
+            is_last = not is_embedding or (spec.tied and not weight.name.endswith("positions"))
+            is_here = (is_embedding and inputs.stage == 0) or (inputs.has_head and is_last)
             excess += (is_here - weights.on_stage(weight.place, form)) * weights.weight_bytes(spec, weight, None, form)
     return excess
 
@@ -226,13 +232,11 @@ def ends_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 def buffer_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     """Bytes of rotary tables, scales expanded over rows, weights dequantized once, and what goes between stages."""
     tables = sum(ROTARY_BYTES * dim * inputs.max_model_len for dim in rope_dims(spec, inputs))
-    return tables + row_scale_bytes(spec, inputs) + taken_apart(spec, inputs)[1] + stream_bytes(spec, inputs)
+    return tables + made_bytes(spec, inputs) + taken_apart(spec, inputs)[1] + stream_bytes(spec, inputs)
 
 
 def rope_dims(spec: ModelSpec, inputs: EngineInputs) -> list[int]:
-    """Width of each distinct RoPE table; a stage has those of its own layers."""
-    if inputs.pipeline_parallel_size == 1:
-        return [rope.dim for rope in spec.ropes]
+    """Width of each distinct RoPE table of this stage's layers."""
     mixers = (spec.decoder.layers[layer].attention for layer in layers_of(spec, inputs))
     ropes = {mixer.rotary for mixer in mixers if isinstance(mixer, HeadAttention | LatentHeads)}
     return [rope.dim for rope in ropes if rope is not None]
@@ -246,27 +250,41 @@ def stream_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     return neighbors * 2 * inputs.max_num_batched_tokens * spec.hidden_size * DTYPE_BYTES[inputs.dtype]
 
 
-def row_scale_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
-    """Bytes of per-tensor fp8 scales, which the engine expands over the rows once: its matmul takes one scale
-    per row.
+def quantized_weights(spec: ModelSpec, inputs: EngineInputs) -> list[tuple[Weight, Scheme]]:
+    """This rank's quantized matrices with their schemes, but for experts and what is dequantized once."""
+    pairs = [
+        (weight, weights.scheme_for(spec, weight, layer, None))
+        for layer in layers_of(spec, inputs)
+        for weight in spec.layer_weights[layer]
+        if not (weight.experts or is_taken_apart(weight))
+    ]
+    return [(weight, scheme) for weight, scheme in pairs if scheme is not None]
+
+
+def made_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Bytes of what kernels take and no checkpoint has: per-tensor fp8 scales, expanded over the rows; of
+    compressed-tensors' int4 zero points where it is symmetric, and the order of inputs whose groups are no neighbors.
     """
-    num_rows, tp = 0, inputs.tensor_parallel_size
-    for layer in layers_of(spec, inputs):
-        for weight in spec.layer_weights[layer]:
-            scheme = weights.scheme_for(spec, weight, layer, None)
-            if scheme is not None and scheme.kind == "fp8_tensor" and not (weight.experts or is_taken_apart(weight)):
-                num_rows += sum(weights.local_shape(weight, tp)[1])
-    return ROW_SCALE_BYTES * num_rows
+    total = 0
+    for weight, scheme in quantized_weights(spec, inputs):
+        columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
+        if scheme.kind == "fp8_tensor":
+            total += ROW_SCALE_BYTES * sum(rows)
+        if scheme.kind == "int4":
+            groups = -(-columns // (scheme.group_size or columns))
+            total += 0 if scheme.zeros else groups * sum(rows) // 2
+            total += INT_BYTES * columns if scheme.variant else 0
+    return total
 
 
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
 def is_state(caches: tuple[LayerCache, ...]) -> bool:
-    """True if a layer keeps a state per sequence instead of blocks; the engine runs gated delta nets and Mamba 2."""
+    """True if a layer keeps a state per sequence instead of blocks, of a kind that the engine runs."""
     if len(caches) != 1 or not isinstance(caches[0], RecurrentState):
         return False
-    return caches[0].kind in ("gated_delta_net", "mamba2")
+    return caches[0].kind in ("gated_delta_net", "mamba2", "short_conv")
 
 
 def paged_layers(spec: ModelSpec) -> list[tuple[LayerCache, ...]]:
@@ -411,6 +429,7 @@ def forward_bytes(spec: ModelSpec, inputs: EngineInputs, rows_each: int) -> int:
     in_layer = max(tokens * size * (streams * hidden + widest), latent_attention_bytes(spec, inputs, tokens))
     if spec.has_states:
         in_layer = max(in_layer, delta_net_bytes(spec, inputs, tokens), mamba2_bytes(spec, inputs, tokens))
+        in_layer = max(in_layer, short_conv_bytes(spec, inputs, tokens))
     in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in layers)
     rows = num_rows(inputs, rows_each) if inputs.has_head else 0
     in_head = rows * (size * hidden + head_bytes(inputs) * padded_vocabulary(spec, tp))
@@ -467,7 +486,9 @@ def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int
         # In float32, then rounded to 16 bits; in addition 4-bit values are int32, and block scales are gathered.
         # For e2m1 there are the nibbles in 16 bits, and a float16 and a float32 copy.
         item = (
-            8 if scheme.kind in ("fp8_block", "mxfp4", "nvfp4") else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq"))
+            8
+            if scheme.kind in ("fp8_block", "mxfp4", "nvfp4")
+            else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq", "int4"))
         )
         results = 4 * spec.hidden_size if weight.experts else size * sum(rows)  # the experts' sum is float32
         limit = max(limit, tokens * (size * 2 * spec.hidden_size + results) + item * wide)
@@ -557,6 +578,16 @@ def mamba2_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
     return peak
 
 
+def short_conv_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
+    """Bytes in LFM2's convolution: both streams, the projection, what is convolved and the results of all tokens, and
+    the longest prefill's window and result.
+    """
+    longest = min(inputs.max_model_len, tokens - min(inputs.max_num_seqs, tokens) + 1)
+    widths = [layer.attention.channels for layer in spec.decoder.layers if isinstance(layer.attention, ShortConv)]
+    elements = [tokens * (2 * spec.hidden_size + 5 * width) + 2 * longest * width for width in widths]
+    return DTYPE_BYTES[inputs.dtype] * max(elements, default=0)
+
+
 def value_dim(spec: ModelSpec, num_heads: int) -> int:
     """Width of one head's values: o_proj's input per head."""
     out = next(weight for weight in spec.layer_weights[0] if weight.name.endswith("o_proj"))
@@ -579,7 +610,9 @@ def layer_elements(spec: ModelSpec, layer: int, inputs: EngineInputs) -> int:
             parts[weight.group] = sum(rows) + sum(rows) // 2  # gate and up, and their product
         elif weight.group == "mlp" and weight.split == "outputs":
             mlp = spec.decoder.layers[layer].mlp
-            parts["mlp"] = sum(rows) * (1 if isinstance(mlp, PlainMlp) and mlp.activation == "relu2" else 2)
+            parts["mlp"] = 2 * sum(rows)
+            if isinstance(mlp, PlainMlp) and mlp.activation in IN_PLACE:  # then the second product, and it with a bias
+                parts["mlp"] = sum(rows) + spec.hidden_size * (1 + mlp.bias)
         elif weight.name.endswith("qkv_proj"):
             query, key, _ = rows
             mixer = spec.decoder.layers[layer].attention
@@ -636,7 +669,13 @@ def lora_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 def is_adapted(weight: Weight) -> bool:
     """True if it runs as a linear layer."""
-    return weight.inputs > 1 and weight.group != "norm" and not weight.experts and not is_taken_apart(weight)
+    return (
+        weight.inputs > 1
+        and weight.dtype is None
+        and weight.group != "norm"
+        and not weight.experts
+        and not is_taken_apart(weight)
+    )
 
 
 def slot_elements(weight: Weight, inputs: EngineInputs) -> int:
@@ -672,7 +711,7 @@ def adapters_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
             if weight.name.endswith("qkv_proj"):
                 attention = sum(rows) + (rows[0] if inputs.backend == "torch" else 0)  # RoPE copies of queries
             width = 2 * spec.hidden_size + sum(rows) + (columns if weight.split == "inputs" else 0)
-            width += attention if weight.name.endswith("o_proj") else 0
+            width += attention if (weight.group, weight.split) == ("attention", "inputs") else 0
             small = 4 * len(weight.parts) * inputs.max_lora_rank
             beside = 0
             if inputs.backend == "torch":
