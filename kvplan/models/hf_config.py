@@ -98,7 +98,7 @@ CLASSES: dict[str, str] = {
 # Types that are another under a name of their own.
 READ_AS: dict[str, str] = {
     "cohere_compass_text": "cohere2", "gemma4_unified_text": "gemma4_text",
-    "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
+    "minimax_m3_text": "minimax_m3", "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
 
