@@ -391,12 +391,13 @@ class Sampler:
             mask = masks[row]
             assert mask is not None
             mask.write(seqs[row], bits[row], of_grammars[row])
-        logprobs = self._batch.logprobs
-        is_constrained = logprobs is not None and any(mask is not None and mask.matcher for mask in masks)
+        logprobs, of_logprobs = self._batch.logprobs, None
+        if logprobs is not None and any(mask is not None and mask.matcher for mask in masks):
+            of_logprobs = self._for_now(of_grammars[list(logprobs.order)].view(np.int32))
         return replace(
             self._batch,
             masks=Masks(self._for_now(np.array(rows, np.int64)), self._for_now(bits[rows].view(np.int32))),
-            logprob_bits=self._for_now(of_grammars[list(logprobs.order)].view(np.int32)) if is_constrained else None,
+            logprob_bits=of_logprobs,
         )
 
     def _uniforms(self, offsets: list[int] | None) -> Tensor:
