@@ -74,6 +74,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gemma": ("gemma3n_text", "gemma4_text", "diffusion_gemma_text"),
     "nas": ("nemotron-nas", "deci"),
     "deepseek_v4": ("deepseek_v4",),
+    "deepseek_v41": ("deepseek_v41_text", "deepseek_v41"),
     "minimax": ("minimax_m1", "minimax_text_01", "minimax"),
     "glm5_next": ("glm5_next_text", "glm5_next"),
     "qwen4_exp": ("qwen4_exp_text", "qwen4_exp"),
