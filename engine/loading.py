@@ -6,21 +6,36 @@ Rules as in vLLM 0.33.0's scheduler with a KV connector (`v1/core/sched/schedule
 from collections import deque
 from collections.abc import Container, Iterable, Mapping
 from collections.abc import Sequence as Several
+from typing import Protocol
 
 from engine.block_manager import NULL_BLOCK, BlockKey, Group, PrefixHit
 from engine.connector import Transfers
 from engine.contiguous import ContiguousManager
-from engine.offload import OffloadConnector
 from engine.scheduler import Batch, Extension, Outcome, PrefixCacheStats, Scheduler
 from engine.sequence import Sequence
-from engine.states import MambaGroup, StateStep
+from engine.states import MambaGroup, StateStep, StoredState
 from kvplan.core.errors import UsageError
+
+
+class Connector(Protocol):
+    """Whoever knows what can be loaded, and orders it; see OffloadConnector."""
+
+    def add(self, seq: Sequence) -> None: ...
+    def distrust(self, seq: Sequence) -> None: ...
+    def match(self, seq: Sequence, num_tokens: int) -> int | None: ...
+    def load(self, seq: Sequence, num_tokens: int, num_loaded: int) -> None: ...
+    def plan(
+        self, num_tokens: Mapping[Sequence, int], new: Iterable[Sequence], preempted: Iterable[Sequence],
+        states: Iterable[StoredState] = (),
+    ) -> Transfers: ...  # fmt: skip
+    def complete(self, jobs: Iterable[int], unread: Container[BlockKey] = ()) -> list[Sequence]: ...
+    def finish(self, seq: Sequence) -> None: ...
 
 
 class Loading(Extension):
     """Asks the connector at admission, and keeps the sequences that wait, with blocks, for what is loaded into them."""
 
-    def __init__(self, connector: OffloadConnector) -> None:
+    def __init__(self, connector: Connector) -> None:
         self.connector = connector
         self.loading: list[Sequence] = []  # the next to run first
         self.external_cache_stats = PrefixCacheStats()  # tokens looked up in and found by the connector

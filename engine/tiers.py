@@ -43,6 +43,8 @@ class Tiers(Loading, Generic[HostCopies]):
     size  bytes of the memory
     """
 
+    connector: OffloadConnector
+
     def __init__(
         self, groups: tuple[Group, ...], host: HostCopies, num_chunks: int, chunk_bytes: int, *,
         blocks_per_chunk: int = 1, enable_prefix_caching: bool = True, files: Files | None = None,

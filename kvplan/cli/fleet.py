@@ -17,8 +17,9 @@ from kvplan.planning.plan import Plan
 from kvplan.planning.sweep import portable_requests
 from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
-from kvplan.simulate.fleet import Autoscale, Fleet, Kind, Link, ReplicaFailure, Role
+from kvplan.simulate.fleet import Autoscale, Fleet, Kind, ReplicaFailure, Role
 from kvplan.simulate.fleet_result import fleet_result
+from kvplan.simulate.handover import Link
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.load import Load
 from kvplan.simulate.outcome import FleetAnswer, SimulationAnswer, Variant
@@ -77,7 +78,7 @@ def fleet_answer(
         load.source.run_len,
         failures,
         autoscale,
-        None if options.link is None else Link(parse_link(options.link)),
+        None if options.link is None else parse_link(options.link),
         router(name, load.seed, load.source.run_len),
         stop,
     )
@@ -189,10 +190,13 @@ def parse_split(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parse_link(text: str) -> float:
-    if not text.endswith("/s"):
-        raise UsageError(f"--link {printable(repr(text), 40)}", "is not a speed", "write 50GB/s")
-    return float(parse_size(text.removesuffix("/s"), "--link"))
+def parse_link(text: str) -> Link:
+    """Parse `50GB/s`, or with a latency `50GB/s,2ms`."""
+    speed, comma, latency = text.partition(",")
+    if not speed.endswith("/s"):
+        raise UsageError(f"--link {printable(repr(text), 40)}", "is not a speed", "write 50GB/s, or 50GB/s,2ms")
+    seconds = parse_duration(latency, "--link") if comma else 0.0
+    return Link(float(parse_size(speed.removesuffix("/s"), "--link")), seconds)
 
 
 def parse_failure(text: str, count: int) -> ReplicaFailure:

@@ -22,7 +22,7 @@ from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, Us
 from kvplan.core.files import printable
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_ratio, parse_tokens
 from kvplan.models import catalog
-from kvplan.servers.base import abilities_of, server_of, terms_of
+from kvplan.servers.base import abilities_of, face_of, server_of, terms_of
 from kvplan.servers.words.argument_values import read_argument
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kvplan.serve.chat import ChatTemplate
     from kvplan.serve.drafts import Drafts
     from kvplan.serve.faults import Faults
+    from kvplan.serve.metrics import ServerMetrics
     from kvplan.serve.start import Start
     from kvplan.servers.words.arguments import EngineArgs
 
@@ -43,7 +44,7 @@ LEAST_QUEUED: Final = 1024
 MOST_SPEED: Final = 1e6
 OF_TWIN: Final = (
     "speed", "output_tokens", "efficiency", "tier", "replicas", "kv_events_config", "faults", "noise", "startup_time",
-    "clock",
+    "clock", "link",
 )  # fmt: skip
 MOST_REPLICAS: Final = 64
 MOST_PORT: Final = 65535
@@ -130,14 +131,10 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     from engine.directory import read_eos_token_ids
     from kvplan.planning.plan import plan
     from kvplan.serve.drafts import drafts_of
-    from kvplan.serve.kv_events import Publisher, events_config, require_events
-    from kvplan.serve.start import Start, cache_config
     from kvplan.serve.text import tokenizer_of
-    from kvplan.serve.twin import Twin, VirtualClock, WallClock, unix_time
-    from kvplan.serve.worker import Hooks, do_nothing
     from kvplan.servers.bundled.log_wordings import simulated_line
     from kvplan.simulate.question import shares_of, tiers_of
-    from kvplan.simulate.setup import check, timed_tiers
+    from kvplan.simulate.setup import check
     from kvplan.simulate.steptime import step_time
 
     drafts = None if options.speculative_config is None else drafts_of(options.speculative_config)
@@ -148,16 +145,13 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     output.say(inputs, quiet=options.quiet)
     the_plan = plan(request)
     specs = tiers_of(options.tier or ())
-    check(the_plan, specs, drafts=drafts is not None)
+    check(the_plan, specs, drafts=drafts is not None, hands_over=True)
     if specs and drafts is not None:
         raise UsageError("--tier", "a draft's KV is not kept with the model's", "remove --speculative-config")
     engine = the_plan.request.release.engine
-    if abilities_of(engine).prompts_first is not None:
-        raise UsageError(
-            "serve --simulate",
-            f"supports only vLLM's routes, metrics and scheduler, not {terms_of(engine).title}'s",
-            "use --engine vllm, or `kvplan simulate`",
-        )
+    if face_of(engine) is not None:
+        beside = ("tier", "speculative_config", "kv_events_config", "lora_modules", "link")
+        refuse_given(options, beside, f"is not simulated with {terms_of(engine).title}'s scheduler", "remove it")
     spec = the_plan.request.spec
     directory = None if options.tokenizer is None else Path(options.tokenizer)
     count = None if options.output_tokens is None else parse_tokens(options.output_tokens, "--output-tokens")
@@ -178,20 +172,52 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     opening = simulated_line(the_plan.request.release.label, gpu.device_name, gpu.total_memory)
     log = [opening, *server_of(engine).outputs().logs.lines(the_plan)]
     vector_size = spec.hidden_size if pools(the_plan.request.args) else None
-    events, starts = events_config(options.kv_events_config), []
+    common = (log, vector_size, modules, the_plan, times, tokenizer)
+    return list(twins(options, replicas, specs, settings, common, are_ranks=are_ranks))
+
+
+def twins(
+    options: ServeOptions, replicas: int, specs: Any, settings: dict[str, Any], common: tuple[Any, ...], *,
+    are_ranks: bool,
+) -> "Iterator[Start]":  # fmt: skip
+    """Starts of the servers in this process, each with a clock, a pool and ports of its own."""
+    from kvplan.cli.fleet import parse_link
+    from kvplan.serve.kv_events import Publisher, events_config, require_events
+    from kvplan.serve.start import Start, cache_config
+    from kvplan.serve.transfer import Transfer, transfer_config
+    from kvplan.serve.twin import Twin, VirtualClock, WallClock, unix_time
+    from kvplan.serve.worker import Hooks
+    from kvplan.simulate.setup import groups, timed_tiers
+
+    log, vector_size, modules, the_plan, times, tokenizer = common
+    spec, link = the_plan.request.spec, None if options.link is None else parse_link(options.link)
+    pairs = [transfer_config(the_plan, link, number, is_rank=are_ranks) for number in range(replicas)]
+    if pairs[0] is not None:
+        refuse_given(options, ("tier", "speculative_config"), "cannot be used with --kv-transfer-config", "remove it")
+        if vector_size is not None:
+            raise UsageError("--kv-transfer-config", "a pooling model hands nothing over", "remove it")
+    events = events_config(options.kv_events_config)
     if events is not None:
         require_events()
-    for number in range(replicas):
+    for number, pair in enumerate(pairs):
         clock = VirtualClock() if options.clock == "virtual" else WallClock()
         own, rank = dict(modules), number if are_ranks else 0
         publisher = None if events is None else Publisher(events, number, rank, unix_time(clock))
-        settings |= {"clock": clock, "adapters": own, "tiers": timed_tiers(the_plan, specs), "publisher": publisher}
+        tiers = timed_tiers(the_plan, specs) if pair is None else Transfer(the_plan, groups(the_plan), pair)
+        settings |= {"clock": clock, "adapters": own, "tiers": tiers, "publisher": publisher}
         backend = Twin(the_plan, times, tokenizer, **settings)
-        close = do_nothing if publisher is None else publisher.close
-        hooks = Hooks(backend.delay, close=close, now=clock.now, is_virtual=clock.is_virtual)
+        hooks = Hooks(backend.delay, close=backend.close, now=clock.now, is_virtual=clock.is_virtual)
+        if isinstance(tiers, Transfer):
+            hooks = replace(hooks, attach=tiers.attach_to, transfer=tiers.take_answer)
         facts = (cache_config(the_plan), [] if number else log, spec.name, spec.vocab_size, hooks, own)
-        starts.append(Start(backend, *facts, backend.tiers, tuple(log), vector_size, backend.lag, rank))
-    return starts
+        release = the_plan.request.release
+        yield Start(
+            backend, *facts, backend.tiers, tuple(log), vector_size, backend.lag, rank, face_of(release.engine),
+            {
+                "release": abilities_of(release.engine).prompts_first, "tokenizer": options.tokenizer,
+                "architecture": spec.architecture, "model_type": spec.model_type,
+            },
+        )  # fmt: skip
 
 
 def pools(args: "EngineArgs") -> bool:
@@ -484,7 +510,7 @@ def answer(front: Front, starts: "list[Start]") -> int:
     apis = []
     for start in starts:
         served = served_of(front, start)
-        metrics = ServerMetrics(
+        metrics = faced_metrics(start, served.names[0]) or ServerMetrics(
             served.names[0],
             start.backend.max_model_len,
             start.cache_config,
@@ -507,6 +533,15 @@ def answer(front: Front, starts: "list[Start]") -> int:
 
     serve(apis, front.listeners, front.drain_s, ready)
     return 0
+
+
+def faced_metrics(start: "Start", name: str) -> "ServerMetrics | None":
+    """The /metrics page of a server with a face."""
+    if start.face is None:
+        return None
+    from kvplan.serve.face_metrics import FaceMetrics
+
+    return FaceMetrics(start.face, name, start.backend.scheduler, start.hooks.now)
 
 
 def text_directory(options: ServeOptions) -> Path | None:
@@ -554,6 +589,7 @@ def served_of(front: Front, start: "Start") -> "ServedModel":
     from kvplan.serve.app import ServedModel
     from kvplan.serve.fields import Door
     from kvplan.serve.generation import Limits
+    from kvplan.serve.worker import NO_HOOKS
 
     usual = max(LEAST_QUEUED, 4 * start.backend.scheduler.config.max_num_seqs)
     return ServedModel(
@@ -566,6 +602,9 @@ def served_of(front: Front, start: "Start") -> "ServedModel":
         adapters=start.adapters,
         request_timeout_s=front.timeout_s,
         vector_size=start.vector_size,
+        face=start.face,
+        info=start.info,
+        hands_over=start.hooks.transfer is not NO_HOOKS.transfer,
         door=Door(start.lag is not None, front.is_strict, lambda line: say_log([line])),
         faults=front.faults,
     )

@@ -85,6 +85,11 @@ class ServeOptions(PlanOptions):
     clock: Literal["wall", "virtual"] | None = option(
         "--clock wall|virtual", "With --simulate: virtual: nobody waits, and every time is the plan's. Default: wall."
     )
+    link: Text = option(
+        "--link SIZE/s[,TIME]",
+        "With --simulate and --kv-transfer-config: bandwidth by which a decode server gets prompts' KV, and a latency: "
+        "50GB/s,2ms.",
+    )
     # the engine
     device: Text = option("--device DEVICE", "cpu, cuda or cuda:N. Default: a GPU if there is one.")
     speculative_config: Text = option(*SPECULATIVE_CONFIG)

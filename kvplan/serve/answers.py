@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from types import MappingProxyType
@@ -29,6 +29,7 @@ class Choice:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: Sequence[Any] = ()
+    transfer: dict[str, Any] | None = None
 
     def take(self, piece: Piece) -> None:
         self.text += "".join(piece.texts)
@@ -38,12 +39,22 @@ class Choice:
         self.logprobs += piece.logprobs
         if piece.finish is not None:
             self.reason, self.stop_reason = piece.finish.reason, piece.finish.stop_reason
+            self.transfer = piece.finish.transfer
+
+
+def matched_stop(choice: Choice) -> int | str | None:
+    """Return the stop string or the token that ended a completion, the model's own end token included."""
+    if choice.reason != "stop":
+        return None
+    if choice.stop_reason is not None or not choice.token_ids:
+        return choice.stop_reason
+    return choice.token_ids[-1]
 
 
 def usage(jobs: Sequence[Job], choices: Sequence[Choice]) -> dict[str, Any]:
     """Return the usage object: prompt tokens, each prompt counted once, and tokens of all completions."""
     prompts = {id(job.prompt): len(job.prompt) for job in jobs}
-    cached = {id(job.prompt): choice.num_cached_tokens for job, choice in zip(jobs, choices, strict=True)}
+    cached = {id(job.prompt): _cached(job, choice) for job, choice in zip(jobs, choices, strict=True)}
     prompt, answer = sum(prompts.values()), sum(len(choice.token_ids) for choice in choices)
     return {
         "prompt_tokens": prompt,
@@ -51,6 +62,13 @@ def usage(jobs: Sequence[Job], choices: Sequence[Choice]) -> dict[str, Any]:
         "total_tokens": prompt + answer,
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
     }
+
+
+def _cached(job: Job, choice: Choice) -> int:
+    """Return cached tokens of a prompt: of one that another server has computed, those that it states."""
+    transfer = (job.simulated and job.simulated.transfer) or {}
+    stated = transfer.get("remote_prefill_cached_tokens") if transfer.get("do_remote_prefill") else None
+    return stated if isinstance(stated, int) else choice.num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +304,12 @@ class Chunks:
     """Events of a stream: an opening of each completion if its shape has one, then one event per token."""
 
     def __init__(
-        self, shape: StreamShape, head: dict[str, Any], jobs: Sequence[Job], *, with_usage: bool, each_usage: bool
-    ) -> None:
+        self, shape: StreamShape, head: dict[str, Any], jobs: Sequence[Job],
+        faced: Callable[[dict[str, Any], list[Choice]], dict[str, Any]], *, with_usage: bool, each_usage: bool,
+    ) -> None:  # fmt: skip
         self._choices = [Choice(job.index) for job in jobs]
         self._shape, self._head, self._jobs, self._each_usage = shape, head, jobs, each_usage
+        self._faced = faced
         self._last = {"usage": None} if with_usage else {}
         self._frames: dict[int, list[bytes] | None] = {}  # of completions that have begun: what surrounds a plain text
 
@@ -311,7 +331,8 @@ class Chunks:
         choice.take(piece)
         if opening is not None:
             yield self._event(opening, {} if shape.ids is None else {"prompt_token_ids": shape.ids.prompts[0]})
-        yield self._event(shape.chunk(choice, piece))
+        moved = {} if piece.finish is None or choice.transfer is None else {"kv_transfer_params": choice.transfer}
+        yield self._event(shape.chunk(choice, piece), moved)
         if is_first:
             is_plain = shape.is_plain and not self._each_usage and piece.finish is None
             line = self._event(shape.chunk(choice, MARKED)) if is_plain else b""
@@ -319,7 +340,7 @@ class Chunks:
 
     def _event(self, part: dict[str, Any], also: Mapping[str, Any] = MappingProxyType({})) -> bytes:
         last = {"usage": self.usage()} if self._each_usage else self._last
-        return event({**self._head, "choices": [part], **also, **last})
+        return event(self._faced({**self._head, "choices": [part], **also, **last}, self._choices))
 
 
 def call_id() -> str:

@@ -5,7 +5,9 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Final, cast
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -17,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kvplan.serve.admin import Admin
-from kvplan.serve.answers import DONE, Choice, Chunks, StreamShape, event, usage
+from kvplan.serve.answers import DONE, Choice, Chunks, StreamShape, event, matched_stop, usage
 from kvplan.serve.bodies import SMALL
 from kvplan.serve.cancellation import SHUTTING_DOWN, Cancellation
 from kvplan.serve.fields import ApiError
@@ -27,6 +29,9 @@ from kvplan.serve.intake import ServedModel as ServedModel  # with which an Api 
 from kvplan.serve.openapi import openapi
 from kvplan.serve.responses import ResponseShape
 from kvplan.serve.worker import Worker
+
+if TYPE_CHECKING:
+    from kvplan.serve.native import Native, NativeShape
 
 BODY_S: Final = 30.0  # timeout for receiving a request body
 Handler = Callable[[Request], Awaitable[Response]]
@@ -64,9 +69,10 @@ class Api:
                 self._intake.close()
                 await asyncio.to_thread(self.worker.close)
 
+        face = self.served.face
         posts: dict[str, Handler] = {
             **{path: self._asked(read_body) for path, read_body in self._readers().items()},
-            **self._admin.posts(),
+            **(self._admin.posts() if face is None else {"/faults": self._admin.change_faults}),
             "/tokenize": self._reader(self._intake.tokenize),
             "/detokenize": self._reader(self._intake.detokenize),
         }
@@ -78,9 +84,13 @@ class Api:
             "/version": self.version,
             "/metrics": self.metrics,
             "/openapi.json": self.openapi,
-            **self._admin.gets(),
+            **(self._admin.gets() if face is None else {"/faults": self._admin.faults}),
         }
         methods = {"POST": posts, "GET": gets}
+        if face is not None:
+            del gets["/openapi.json"]
+            for method, handlers in self._native(face).routes().items():
+                methods[method] |= handlers
         routes = [
             Route(path, self._guarded(handler), methods=[method])
             for method, handlers in methods.items()
@@ -90,9 +100,25 @@ class Api:
         middleware = [Middleware(Cancellation, _error(SHUTTING_DOWN))]
         return Starlette(routes=routes, lifespan=lifespan, exception_handlers=refusals, middleware=middleware)
 
+    def _native(self, face: ModuleType) -> "Native":
+        from kvplan.serve.native import Native  # only with a face
+
+        served = self.served
+        return Native(
+            face, self.worker, served.names[0], served.info.get("release", ""),
+            {name: value for name, value in served.info.items() if name != "release"},
+            lambda: self.worker.is_well and not self.is_draining, self._small_body,
+        )  # fmt: skip
+
     def _readers(self) -> dict[str, Callable[[bytes], Prepared]]:
         """Return the readers of requests that run in the backend, by path."""
         intake = self._intake
+        if self.served.face is not None:
+            return {
+                "/v1/completions": intake.completion,
+                "/v1/chat/completions": intake.chat,
+                "/generate": intake.native,
+            }
         if self.served.vector_size is None:
             return {
                 "/v1/completions": intake.completion,
@@ -108,25 +134,41 @@ class Api:
                 self._check_key(request)
                 return await handler(request)
             except ApiError as error:
-                return _error(error)
+                return self._error(error, request)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:
                 self.worker.metrics.failed(error)
-                return _error(
-                    ApiError(f"internal error ({type(error).__name__})", status=500, kind="InternalServerError")
-                )
+                problem = ApiError(f"internal error ({type(error).__name__})", status=500, kind="InternalServerError")
+                return self._error(problem, request)
 
         return guarded
 
     def _check_key(self, request: Request) -> None:
         keys = self.served.api_keys
-        if not keys or not _is_keyed(request):
+        if not keys or not self._is_keyed(request):
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         key_given = token.strip().encode("utf-8", "replace")
         if scheme.lower() != "bearer" or not any([hmac.compare_digest(key_given, key.encode()) for key in keys]):  # noqa: C419 -- constant time: compare every key
             raise ApiError("Incorrect API key provided", status=401, kind="AuthenticationError")
+
+    def _is_keyed(self, request: Request) -> bool:
+        """True for a path that needs the key, by the path that was routed: a URL also depends on the client's Host
+        header. Those under /v1, or all but a face's open ones.
+        """
+        path: str = request.scope["path"]
+        return path.startswith("/v1/") if self.served.face is None else not path.startswith(self.served.face.OPEN)
+
+    def _error(self, error: ApiError, request: Request) -> Response:
+        """Return an error response in the format of its path."""
+        face = self.served.face
+        if face is None:
+            return _error(error)
+        is_native = not request.scope["path"].startswith("/v1/")
+        facts = (error.message, error.kind, error.param, error.status)
+        body = face.native_error(error.message) if is_native else face.openai_error(*facts)
+        return JSONResponse(body, status_code=error.status)
 
     async def _body(self, request: Request, turn: AsyncExitStack) -> bytes:
         """Receive a body. A large one waits for its turn first, which it keeps until the stack is closed."""
@@ -146,7 +188,7 @@ class Api:
                         raise too_large
                     if len(data) > SMALL and not has_turn:
                         limit.reschedule(None)
-                        await turn.enter_async_context(self._intake.turns[_is_keyed(request)])
+                        await turn.enter_async_context(self._intake.turns[self._is_keyed(request)])
                         limit.reschedule(asyncio.get_running_loop().time() + BODY_S)
                         has_turn = True
         except TimeoutError as error:
@@ -160,7 +202,7 @@ class Api:
     async def _read(self, request: Request, read_body: Callable[[bytes], Made]) -> Made:
         async with AsyncExitStack() as turn:
             data = await self._body(request, turn)
-            return await self._intake.run(read_body, data, is_keyed=_is_keyed(request))
+            return await self._intake.run(read_body, data, is_keyed=self._is_keyed(request))
 
     def _reader(self, read_body: Callable[[bytes], Response]) -> Handler:
         async def answered(request: Request) -> Response:
@@ -184,7 +226,11 @@ class Api:
         with_usage, each_usage = _stream_options(values, is_strict=self.served.door.is_strict)
         adapter = model if model in self.served.adapters else None
         generation = started(self.worker, self.served.limits, prepared, adapter)
+        if self.served.face is not None and not shape.prefix:
+            return await self._answer_natively(request, generation, prepared)
         name = generation.jobs[0].request_id.rpartition("-")[0]
+        if self.served.face is not None:
+            name = name.rpartition("-")[2]
         head = {"id": name, **shape.head(model, stream=bool(values["stream"]))}
         if values["stream"]:
             if isinstance(shape, ResponseShape):
@@ -201,7 +247,47 @@ class Api:
                     choices[index].take(piece)
         if any(choice.reason is None for choice in choices):
             raise ClientDisconnect
-        return JSONResponse({"usage": usage(generation.jobs, choices), **shape.whole(head, choices)})
+        moved = {} if choices[0].transfer is None else {"kv_transfer_params": choices[0].transfer}
+        document = {"usage": usage(generation.jobs, choices), **shape.whole(head, choices), **moved}
+        return JSONResponse(self._faced(document, choices))
+
+    def _faced(self, document: dict[str, Any], choices: list[Choice], *, is_chunk: bool = False) -> dict[str, Any]:
+        """Return a document of OpenAI's as the server writes it."""
+        face = self.served.face
+        if face is None:
+            return document
+        rows = []
+        for row in document["choices"]:
+            choice = choices[row["index"]]
+            rows.append(face.choice(row, matched_stop(choice) if row["finish_reason"] is not None else None))
+        changed: dict[str, Any] = face.document({**document, "choices": rows}, is_chunk=is_chunk)
+        return changed
+
+    async def _answer_natively(self, request: Request, generation: Generation, prepared: Prepared) -> Response:
+        assert self.served.face is not None
+        native, shape = self._native(self.served.face), cast("NativeShape", prepared.shape)
+        if not prepared.values["stream"]:
+            async with _watched(request, generation, self.served.request_timeout_s):
+                response = await native.whole(generation, shape)
+            if response is None:
+                raise ClientDisconnect
+            return response
+
+        async def lines() -> AsyncIterator[bytes]:
+            has_begun = False
+            try:
+                async with _watched(request, generation, self.served.request_timeout_s):
+                    async for line in native.stream(generation, shape):
+                        has_begun = True
+                        yield line
+            except ApiError as error:
+                if not has_begun:
+                    raise
+                yield event(native.face.native_error(error.message))
+            yield DONE
+
+        events = lines()
+        return EventStream(_chained(await anext(events), events), media_type="text/event-stream")
 
     async def _events(
         self, request: Request, generation: Generation, shape: ResponseShape, head: dict[str, Any]
@@ -222,7 +308,8 @@ class Api:
         each_usage: bool,
     ) -> AsyncIterator[bytes]:  # fmt: skip
         """Yield a stream's events, the first one with the first piece, so that a rejected request can raise before."""
-        chunks = Chunks(shape, head, generation.jobs, with_usage=with_usage, each_usage=each_usage)
+        faced = partial(self._faced, is_chunk=True)
+        chunks = Chunks(shape, head, generation.jobs, faced, with_usage=with_usage, each_usage=each_usage)
         has_begun = False
         try:
             async with _watched(request, generation, self.served.request_timeout_s):
@@ -230,7 +317,7 @@ class Api:
                     has_begun = True
                     yield b"".join([chunks.lines(index, piece) for index, piece in several])
             if with_usage:
-                yield event({**head, "choices": [], "usage": chunks.usage()})
+                yield event(self._faced({**head, "choices": [], "usage": chunks.usage()}, [], is_chunk=True))
         except ApiError as error:
             if not has_begun:
                 raise
@@ -252,7 +339,7 @@ class Api:
             "id": name,
             "object": "model",
             "created": self._created,
-            "owned_by": "kvplan",
+            "owned_by": "kvplan" if self.served.face is None else self.served.face.OWNER,
             "root": path or self.served.names[0],
             "parent": self.served.names[0] if path else None,
             "max_model_len": None if path else self.worker.backend.max_model_len,
@@ -270,12 +357,6 @@ class Api:
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self._spec)
-
-
-def _is_keyed(request: Request) -> bool:
-    """True for a path under /v1: the one that was routed, as a URL also depends on the client's Host header."""
-    path: str = request.scope["path"]
-    return path.startswith("/v1/")
 
 
 def _stream_options(values: dict[str, Any], *, is_strict: bool) -> tuple[bool, bool]:

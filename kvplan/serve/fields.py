@@ -92,7 +92,7 @@ class Field:
 
 NOT_SERVED: Final = {
     "prompt_logprobs": Field("integer", inert=(), minimum=0, maximum=MOST_LOGPROBS, simulated=True),
-    "kv_transfer_params": Field("object", inert=({},)),
+    "kv_transfer_params": Field("object", inert=({},), simulated=True),
     "use_beam_search": Field("boolean", inert=(False,)),
     "length_penalty": Field("number", inert=(1,)),
     "spaces_between_special_tokens": Field("boolean", inert=(True,)),

@@ -229,7 +229,9 @@ def started(worker: Worker, limits: Limits, prepared: "Prepared", adapter: str |
     values = prepared.values
     check_admission(worker, limits, sum(map(len, prepared.params)))
     pieces, jobs = Mailbox(), list[Job]()
-    name = f"{prepared.shape.prefix}-{getrandbits(128):032x}"
+    name = values.get("rid") or f"{prepared.shape.prefix}-{getrandbits(128):032x}".removeprefix("-")
+    if f"{name}-0" in worker.jobs:
+        raise ApiError(f"Duplicate request ID detected: {name[:80]}")
     for prompt, params_of_prompt in zip(prepared.prompts, prepared.params, strict=True):
         group = Group(len(params_of_prompt))
         for params in params_of_prompt:

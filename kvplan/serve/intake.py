@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.responses import JSONResponse, Response
@@ -53,6 +54,8 @@ class ServedModel:
     names     model names; responses and metrics use the first
     num_tokens  vocabulary size of the model
     faults    shares of requests that fail, of a simulated server
+    face      what its clients see, if not what the bundled server shows; info: of its model
+    hands_over  it is one of a pair of servers that hand prompts over
     vector_size  of a pooling model's embeddings; None: it generates
     version   version of kvplan
     adapters  adapter name -> path; clients use the name in place of the model's
@@ -66,6 +69,9 @@ class ServedModel:
     limits: Limits
     template: ChatTemplate
     faults: Faults = field(default_factory=Faults)
+    face: ModuleType | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    hands_over: bool = False
     vector_size: int | None = None
     door: Door = field(default_factory=Door)
     api_keys: tuple[str, ...] = ()
@@ -111,6 +117,8 @@ class Intake:
     def model(self, name: str | None) -> str:
         """Return the name of the model or adapter that a request asks for; raise ApiError if there is none."""
         names = self._served.names
+        if self._served.face is not None:  # any name is the model's
+            return name or names[0]
         if name is not None and name not in names and name not in self._served.adapters:
             raise ApiError(f"The model `{name[:200]}` does not exist.", status=404, kind="NotFoundError", param="model")
         return name or names[0]
@@ -118,7 +126,7 @@ class Intake:
     # --- in a thread --------------------------------------------------------------------------------------------
 
     def completion(self, data: bytes) -> Prepared:
-        values = read(parsed(data, self._context), COMPLETION, self._served.door)
+        values = read(self._openais(data), COMPLETION, self._served.door)
         model = self.model(values["model"])
         special = True if values["add_special_tokens"] is None else values["add_special_tokens"]
         is_cut = values["truncate_prompt_tokens"] is not None
@@ -130,7 +138,7 @@ class Intake:
         if not values["echo"] and not max_tokens:
             raise ApiError("max_tokens must be at least 1, or 0 with echo", param="max_tokens")
         check_count(len(prompts), values["n"])
-        answers = checked_lengths(prompts, max(1, max_tokens), self._context)
+        answers = self._lengths(prompts, max(1, max_tokens))
         if values["echo"]:
             texts = texts_of(values["prompt"], prompts, self._tokenizer)
             echo = Echo(list(zip(texts, prompts, strict=True)), values["n"], is_alone=max_tokens == 0)
@@ -139,13 +147,56 @@ class Intake:
         return self._prepared(model, values, prompts, answers, values["logprobs"], shape)
 
     def chat(self, data: bytes) -> Prepared:
-        return self.chat_of(read(parsed(data, self._context), CHAT, self._served.door))
+        return self.chat_of(read(self._openais(data), CHAT, self._served.door))
+
+    def _openais(self, data: bytes) -> dict[str, Any]:
+        """Return the body of a request in OpenAI's format, a face's own fields under our names."""
+        body = parsed(data, self._context)
+        return body if self._served.face is None else self._served.face.openais(body)
 
     def response(self, data: bytes) -> Prepared:
         body = parsed(data, self._context)
         chat = self.chat_of(read(chat_body(body), CHAT, self._served.door))
         calls = chat.shape.calls if isinstance(chat.shape, ChatShape) else None
         return replace(chat, shape=ResponseShape(body, len(chat.prompts[0]), calls))
+
+    def native(self, data: bytes) -> Prepared:
+        """Return a request of the face's own generation."""
+        from kvplan.serve import native  # only with a face
+
+        door, face = self._served.door, self._served.face
+        assert face is not None
+        stated, bodies = native.bodies_of(data, face, door, self._context)
+        prompts, is_batch = native.prompts_and_batch(
+            stated, lambda text: self._tokens(text, special=True, param="text")
+        )
+        several = [native.checked_values(body, door) for body in bodies]
+        native.check_several(several, len(prompts))
+        several *= len(prompts) if len(several) == 1 else 1
+        num_top = native.of_prompt(stated["top_logprobs_num"], 0, "top_logprobs_num")
+        with_logprobs = stated["return_logprob"] not in (None, False, [False])
+        start = native.of_prompt(stated["logprob_start_len"], -1, "logprob_start_len") if with_logprobs else -1
+        text_of = self._texts(several[0]) if stated["return_text_in_logprobs"] else None
+        is_list = is_batch or several[0]["n"] > 1
+        shape = native.NativeShape(face, is_list, start, num_top if with_logprobs else None, text_of)
+        params, logprobs = [], num_top if with_logprobs else None
+        for values, prompt in zip(several, prompts, strict=True):
+            values["prompt_logprobs"] = num_top if start >= 0 else None
+            limits = self._lengths([prompt], values["max_tokens"], "input_ids")
+            own = self._prepared("", values, [prompt], limits, logprobs, shape)
+            params += own.params
+        rid = stated["rid"] if isinstance(stated["rid"], str) else None
+        values = several[0] | {"stream": bool(stated["stream"]), "stream_options": None, "rid": rid}
+        simulated = own.simulated and replace(own.simulated, is_whole=not stated["stream"])
+        return Prepared(self._served.names[0], values, prompts, params, shape, simulated)
+
+    def _lengths(self, prompts: list[list[int]], max_tokens: int | None, param: str = "prompt") -> list[int]:
+        """Return the output limit for each prompt; raise ApiError in the server's words."""
+        for prompt in prompts if self._served.face is not None else ():
+            problem = self._served.face.too_long(len(prompt), max_tokens, self._context) if self._served.face else None
+            if problem is not None:
+                raise ApiError(problem, param=param)
+        return checked_lengths(prompts, max_tokens, self._context, param)
 
     def embeddings(self, data: bytes) -> Prepared:
         return self._vectors(data, "embedding")
@@ -199,7 +250,7 @@ class Intake:
         max_tokens = values["max_completion_tokens"]
         if max_tokens is None:
             max_tokens = values["max_tokens"]
-        answers = checked_lengths([prompt], max_tokens, self._context, "messages")
+        answers = self._lengths([prompt], max_tokens, "messages")
         ids = PromptIds([prompt], values["n"]) if values["return_token_ids"] else None
         shape = ChatShape(self._texts(values), num_top, calls, ids)
         return self._prepared(model, values, [prompt], answers, num_top, shape, calls)
@@ -291,11 +342,13 @@ class Intake:
         """Return what a simulated server has to know of a request's output."""
         if values["prompt_logprobs"] is not None and values["stream"]:
             raise ApiError("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
-        is_whole = not values["stream"]
-        if constraint is None:
-            return Simulated(is_whole=is_whole)
-        answer = tuple(encode(self._tokenizer, text_of(constraint, param), special=False, param=param))
-        return Simulated(answer, is_whole=is_whole)
+        transfer = values["kv_transfer_params"]
+        if transfer and not self._served.hands_over:
+            self._served.door.note("kv_transfer_params", "accepted without effect; see --kv-transfer-config")
+        is_whole, answer = not values["stream"], None
+        if constraint is not None:
+            answer = tuple(encode(self._tokenizer, text_of(constraint, param), special=False, param=param))
+        return Simulated(answer, is_whole=is_whole, transfer=transfer)
 
 
 def _refuse_long(length: int, limit: int, what: str, param: str) -> None:

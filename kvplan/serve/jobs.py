@@ -27,11 +27,13 @@ class Finish:
     """End of a completion: vLLM's finish reason, or an error's text.
 
     stop_reason  the stop string or the id of the stop token; None at the model's end token and any other end
+    transfer     kv_transfer_params of the response
     """
 
     reason: str
     error: str | None = None
     stop_reason: int | str | None = None
+    transfer: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -105,11 +107,13 @@ class Simulated:
 
     answer      token ids of its output; None: a part of the fixed text
     is_pooled   it ends with its prompt, and no token is generated
+    transfer    its kv_transfer_params
     is_whole    nobody reads its output before its end
     """
 
     answer: tuple[int, ...] | None = None
     is_pooled: bool = False
+    transfer: dict[str, Any] | None = None
     is_whole: bool = False
 
 

@@ -29,6 +29,7 @@ from kvplan.servers.logs.metrics import START_ARGUMENTS, START_FIGURE, START_SER
 if TYPE_CHECKING:
     from engine.tiers import Tiers
     from kvplan.serve.jobs import Job
+    from kvplan.serve.transfer import Transfer
     from kvplan.serve.twin import Lag
 
 REASONS: Final = ("stop", "length", "abort", "error", "repetition")
@@ -55,6 +56,14 @@ TOKEN_S: Final = (
 STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ANSWERS: Final = (1, 2, 5, 10, 20)
 PREEMPTIONS: Final = (1, 2, 3, 4, 5, 10, 20)
+NIXL_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+NIXL_BYTES: Final = tuple(2.0**power for power in range(11, 35, 2))
+NIXL_COUNTS: Final = {
+    "failed_transfers": "Number of failed NIXL KV Cache transfers, with handshakes and notifications.",
+    "failed_notifications": "Number of failed NIXL KV Cache notifications.",
+    "kv_expired_reqs": "Number of requests that had their KV expire, on the prefill server.",
+    "notifications_after_expiry": "Number of notifications for requests that were no longer kept.",
+}
 TRANSFER_BYTES: Final = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
 
 
@@ -89,7 +98,7 @@ class ServerMetrics:
         cache_config: Mapping[str, str],
         num_drafts: int = 0,
         max_loras: int = 0,
-        tiers: "Tiers[Any] | None" = None,
+        tiers: "Tiers[Any] | Transfer | None" = None,
         start: ServerLog | None = None,
         rank: int = 0,
         fallbacks: Mapping[str, str] | None = None,
@@ -98,7 +107,7 @@ class ServerMetrics:
 
         num_drafts  draft tokens per step; 0: no speculation, and no metrics for it
         max_loras   slots for adapters; 0: no adapter metrics
-        tiers       KV offloading tiers; None: no tiers, and no metrics for them
+        tiers       KV offloading tiers, or handovers; None: neither, and no metrics for them
         start       start-up log of all ranks, which the page repeats
         rank        the data-parallel rank
         fallbacks   what the engine does without, and why
@@ -113,10 +122,14 @@ class ServerMetrics:
         self._drafts = self._speculation(num_drafts)
         self._counts = (0,) * (3 + len(self._drafts))  # the scheduler's, as far as they are reported
         self._now = (0, 0, 0, 0.0)  # requests that run, wait and are deferred, and the use of blocks
-        self.last_error = ""
+        self.last_error, self._loaded_from = "", "host"
         self._levels()
         self._counters(model_name)
-        self._offload = None if tiers is None else OffloadMetrics(self, tiers)
+        self._offload: OffloadMetrics | TransferMetrics | None = None
+        if tiers is not None:
+            is_host = hasattr(tiers, "host")
+            self._offload = OffloadMetrics(self, tiers) if is_host else TransferMetrics(self, tiers)  # type: ignore[arg-type]
+            self._loaded_from = "host" if is_host else "p2p"
         self._histograms()
         info = Gauge(
             "vllm:cache_config_info",
@@ -348,7 +361,7 @@ class ServerMetrics:
         self._by_source["local_cache_hit"].inc(num_cached - num_loaded)
         self._by_source["external_kv_transfer"].inc(num_loaded)
         self._by_cache["device"].inc(num_cached - num_loaded)
-        self._by_cache["host"].inc(num_loaded)
+        self._by_cache[self._loaded_from].inc(num_loaded)
 
     def step(self, scheduler: Scheduler) -> None:
         """Record the end of a step."""
@@ -362,8 +375,6 @@ class ServerMetrics:
         if self._step_tokens:  # like vLLM, skip steps that sampled no token
             self._step_len.observe_several(self._step_tokens, 1)
         self._step_tokens = 0
-        if self._offload is not None:
-            self._offload.step()
         self.levels(scheduler)
 
     def _draft_counts_of(self, scheduler: Scheduler) -> tuple[int, ...]:
@@ -371,6 +382,9 @@ class ServerMetrics:
         return () if drafting is None else drafting.stats.counts
 
     def levels(self, scheduler: Scheduler) -> None:
+        """Record what may change between two steps, too."""
+        if self._offload is not None:
+            self._offload.step()
         self._now = (len(scheduler.running), scheduler.num_waiting, scheduler.num_deferred, scheduler.blocks.usage)
         if self._lora_info is not None:
             self._adapters_now(self._lora_info, scheduler)
@@ -479,3 +493,29 @@ class OffloadMetrics:
         self._usage.set(tiers.usage)
         self._write.set(write)
         self._read.set(max(0.0, tiers.usage - write))
+
+
+class TransferMetrics:
+    """Metrics of handovers, with the names of vLLM's NIXL connector (kv_connector/v1/nixl/stats.py).
+
+    Not the time to post a transfer, nor its descriptors: they are NIXL's own.
+    """
+
+    def __init__(self, page: ServerMetrics, transfer: "Transfer") -> None:
+        self._transfer, self._external = transfer, (page.external_queries, page.external_hits)
+        text = "Histogram of {} NIXL KV Cache transfers."
+        self._seconds = page._histogram("nixl_xfer_time_seconds", text.format("transfer duration for"), NIXL_S)
+        self._bytes = page._histogram("nixl_bytes_transferred", text.format("bytes transferred per"), NIXL_BYTES)
+        self._counters = [page._counter(f"nixl_num_{name}", text)[""] for name, text in NIXL_COUNTS.items()]
+        self._seen = [0] * 6
+
+    def step(self) -> None:
+        counts, stats = self._transfer.counts, self._transfer.external_cache_stats
+        now = [counts.failed, counts.unnotified, counts.expired, counts.late, stats.queries, stats.hits]
+        for counter, number, before in zip((*self._counters, *self._external), now, self._seen, strict=True):
+            counter.inc(number - before)
+        self._seen = now
+        while counts.moved:
+            seconds, num_bytes = counts.moved.popleft()
+            self._seconds.observe(seconds)
+            self._bytes.observe(num_bytes)

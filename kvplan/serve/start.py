@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvplan.planning.plan import Plan
@@ -10,6 +11,7 @@ from kvplan.serve.worker import NO_HOOKS, Hooks
 
 if TYPE_CHECKING:
     from engine.tiers import Tiers
+    from kvplan.serve.transfer import Transfer
     from kvplan.serve.twin import Lag
 
 
@@ -31,11 +33,13 @@ class Start:
     num_tokens: int
     hooks: Hooks = NO_HOOKS
     adapters: dict[str, str] = field(default_factory=dict)
-    tiers: "Tiers[Any] | None" = None  # KV offloading tiers
+    tiers: "Tiers[Any] | Transfer | None" = None  # KV offloading tiers, or handovers
     whole_log: tuple[str, ...] = ()
     vector_size: int | None = None  # of a pooling model
     lag: "Lag | None" = None  # of a simulated server
     rank: int = 0  # the data-parallel one
+    face: ModuleType | None = None  # of a simulated server
+    info: dict[str, Any] = field(default_factory=dict)  # what the face says of the model
     fallbacks: Mapping[str, str] = field(default_factory=dict)  # what the engine's first rank does without, and why
 
 

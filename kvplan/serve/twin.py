@@ -14,7 +14,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from engine.config import SamplingParams
 from engine.detokenizer import Detokenizer
@@ -30,6 +30,8 @@ from kvplan.serve.jobs import Simulated
 from kvplan.serve.kv_events import EventLog, Publisher, check_groups
 from kvplan.serve.stretch import SHORTEST, Stretch, quiet_steps
 from kvplan.serve.text import end_token_of
+from kvplan.serve.transfer import Transfer
+from kvplan.servers.base import abilities_of
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
 from kvplan.simulate.steptime import StepTime, attention_kinds
@@ -167,7 +169,7 @@ class Twin:
     output_tokens  length of a response that nothing else ends
     adapters       adapter name -> path: affects batching and prefix-cache hits
     drafts         speculative decoding: draft tokens and their acceptance
-    tiers          KV offloading tiers
+    tiers          KV offloading tiers, or what hands prompts over to other servers
     noise          standard deviation of the logarithm of step times, whose mean stays the plan's
     publisher      where KV events go; None: nowhere
     warn           takes a line for whoever runs the server
@@ -187,7 +189,7 @@ class Twin:
         clock: Clock | None = None,
         adapters: dict[str, str] | None = None,
         drafts: Drafts | None = None,
-        tiers: TimedTiers | None = None,
+        tiers: TimedTiers | Transfer | None = None,
         noise: float = 0.0,
         publisher: Publisher | None = None,
         warn: Callable[[str], None] = lambda line: None,
@@ -201,6 +203,9 @@ class Twin:
         self.clock, self.lag, self._noise, self._luck = clock or WallClock(), Lag(warn), noise, Random(0)
         self._adapters = {} if adapters is None else adapters
         self._lora_ids = {name: number for number, name in enumerate(self._adapters, 1)}
+        if isinstance(tiers, Transfer):
+            tiers.now, tiers.is_virtual = lambda: self.clock.now() * self._speed, isinstance(self.clock, VirtualClock)
+            tiers.fail = self._fail_alone
         self.publisher = publisher
         if publisher is not None:
             rules, drafts_rules = groups(plan), self.scheduler.extension(Drafting)
@@ -229,6 +234,11 @@ class Twin:
         self._ids = count(1)
 
     def _scheduler(self, config: SimulatedConfig, plan: Plan) -> Scheduler:
+        if abilities_of(plan.request.release.engine).prompts_first is not None:
+            from kvplan.serve.prompts_first import ServedPromptsFirst  # only with this scheduler
+            from kvplan.simulate.prompts_first_run import limits_of
+
+            return cast("Scheduler", ServedPromptsFirst(limits_of(plan)))  # has what a server calls
         if self.tiers is None and self._drafts is not None:
             rules = draft_rules(
                 self._drafts.method,
@@ -278,7 +288,12 @@ class Twin:
         if not self._eos and (script.ends or not params.ignore_eos):  # no end token exists
             length = len(script.words) if script.ends else max(self._output_tokens, script.min_tokens)
             seq.max_tokens = max(1, min(seq.max_tokens, length))
+        handover = self.tiers if isinstance(self.tiers, Transfer) else None
+        if handover is not None and simulated.transfer:
+            handover.check_params(simulated.transfer)
         self.scheduler.add(seq)
+        if handover is not None and simulated.transfer:
+            handover.expect(seq, simulated.transfer)
         request = Request(seq, params, on_token, self.tokenizer)
         self._requests[seq.request_id], self._scripts[seq.request_id] = request, script
         if params.prompt_logprobs is not None:
@@ -351,6 +366,19 @@ class Twin:
         for request in list(self._requests.values()):
             self.scheduler.fail(request.seq.request_id, why)
             self._end(request)
+
+    def close(self) -> None:
+        """Close the ports of its events and handovers."""
+        if self.publisher is not None:
+            self.publisher.close()
+        if isinstance(self.tiers, Transfer):
+            self.tiers.shut()
+
+    def _fail_alone(self, request_id: str, why: str) -> None:
+        """End one request with an error."""
+        self.scheduler.fail(request_id, why)
+        if request_id in self._requests:
+            self._end(self._requests[request_id])
 
     def _run_quietly(self, stretch: Stretch) -> bool:
         """Run a step in which nothing but decoding happens; False if the next is another."""
@@ -432,13 +460,13 @@ class Twin:
         if not (batch.new or batch.resumed or batch.preempted or batch.failed or self._ended):
             self._begin_stretch(batch)
 
-    def _copy(self, tiers: TimedTiers, batch: Batch) -> float:
+    def _copy(self, tiers: TimedTiers | Transfer, batch: Batch) -> float:
         """Begin a step's copies; return the time at which the step may write."""
         return tiers.begin_at(self.clock.now() * self._speed, batch) / self._speed
 
-    def _next_copy(self, tiers: TimedTiers) -> float:
+    def _next_copy(self, tiers: TimedTiers | Transfer) -> float:
         """Return the end time of the next copy, at most REST_S from now, as requests may arrive before."""
-        now, end = self.clock.now(), tiers.host.next_end
+        now, end = self.clock.now(), tiers.next_end
         return now if end is None else min(now + REST_S, end / self._speed)
 
     def _take_in(self, flight: Flight) -> None:

@@ -41,6 +41,8 @@ class Hooks:
     delay  seconds between a request's step and its tokens' delivery to the client; called at the first token
     idle   called periodically while there is no work; close: called at the end
     now    the clock of all times; is_virtual: nobody waits by it
+    attach gets what makes the thread call something, from any thread
+    transfer  kv_transfer_params of an ended request's response
     """
 
     delay: Callable[[Request], float] = lambda _: 0.0
@@ -48,6 +50,8 @@ class Hooks:
     close: Callable[[], None] = do_nothing
     now: Callable[[], float] = time.monotonic
     is_virtual: bool = False
+    attach: Callable[[Callable[[Callable[[], None]], None]], None] = lambda _: None
+    transfer: Callable[[str], dict[str, Any] | None] = lambda _: None
 
 
 NO_HOOKS: Final = Hooks()
@@ -83,8 +87,18 @@ class Worker:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._hooks.attach(self._post)
         self._thread.start()
         self._texts.start()
+
+    def _post(self, run: Callable[[], None]) -> None:
+        """Make the thread call something between two steps, and show what it changes."""
+
+        def in_thread() -> None:
+            run()
+            self.metrics.levels(self.backend.scheduler)
+
+        self._inbox.put(in_thread)
 
     def submit(self, job: Job) -> None:
         self.jobs[job.request_id] = job
@@ -318,7 +332,8 @@ class Worker:
         reason = output.finish_reason
         assert job.request is not None
         stop = stop_reason(job.request, self.end_token) if reason == "stop" else None
-        finish = Finish("error" if reason == "out_of_blocks" else reason, output.error, stop)
+        kind, moved = "error" if reason == "out_of_blocks" else reason, self._hooks.transfer(output.request_id)
+        finish = Finish(kind, output.error, stop, moved)
         self._finish(job, output, finish, self._pieces.get(job, Piece()))
         self.metrics.ended(job, finish.reason, self.now())
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from kvplan.core.errors import UsageError
@@ -126,6 +128,12 @@ class Abilities:
     one_machine: bool = False
     shares_experts: bool = False
     file_types: tuple[str, ...] = ()
+
+
+def face_of(engine: str) -> ModuleType | None:
+    """What clients see of a server, its face.py; None: they see what the bundled server shows."""
+    name = f"{__package__}.{engine}.face"
+    return import_module(name) if find_spec(name) is not None else None
 
 
 @dataclass(frozen=True, slots=True)

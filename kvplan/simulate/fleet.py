@@ -24,6 +24,7 @@ from kvplan.core.processes import Jobs, at_most, in_order, is_shared
 from kvplan.simulate.apart import Share, Task, finished
 from kvplan.simulate.arrivals import Arrivals, Open
 from kvplan.simulate.counts import Counts
+from kvplan.simulate.handover import Link
 from kvplan.simulate.records import Records
 from kvplan.simulate.runs import Run
 from kvplan.simulate.unshared import HandedOver, Unshared
@@ -160,14 +161,6 @@ class Autoscale:
     provision: float = 180.0
     settle: float = 300.0
     tolerance: float = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Link from prefill to decode replicas: bytes per second of each prefill replica, and a delay in seconds."""
-
-    bandwidth: float
-    latency: float = 0.0
 
 
 Event = tuple[float, int, Callable[[float], None]]
@@ -370,8 +363,8 @@ class Fleet:
             sent = life.sent[numbers[life.num_handed] - 1]
             life.num_handed += 1
             size = sent.request.prompt_tokens * replica.kind.token_bytes
-            replica.link_free = max(replica.link_free, time) + size / self.link.bandwidth
-            self._at(replica.link_free + self.link.latency, lambda now, sent=sent: self._decode(sent, now))  # type: ignore[misc]
+            replica.link_free, arrival = self.link.send(replica.link_free, time, size)
+            self._at(arrival, lambda now, sent=sent: self._decode(sent, now))  # type: ignore[misc]
 
     def _decode(self, sent: Sent, time: float) -> None:
         serving = self._serving("decode")

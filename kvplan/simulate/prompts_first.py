@@ -130,6 +130,11 @@ class Pool:
     def num_free_blocks(self) -> int:
         return self.reachable
 
+    @property
+    def usage(self) -> float:
+        """Share of the tokens' slots that requests hold."""
+        return 1 - self.reachable / self.num_usable_blocks
+
     def paged(self, length: int) -> int:
         """Tokens of the pages that `length` tokens start."""
         return -(-length // self.page_size) * self.page_size
@@ -235,31 +240,36 @@ class PromptsFirst:
         self._in_flight.append(step)
         return step.batch
 
-    def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
+    def update(self, batch: Batch, sampled: Mapping[str, Any]) -> list[Sequence]:
         """Process a batch's tokens; return the sequences that ended."""
         if not batch.num_tokens:
             return []
         step = self._in_flight.popleft()
-        done = []
+        done = list[Sequence]()
         for live in step.members:
             if live.is_done or live.is_retracted:
                 continue
             if step.is_prefill and live.chunks:
                 live.chunks -= 1
                 continue
-            live.tokens.append(live.tokens[0] ^ (1 << 61) if not live.num_output else live.tokens[-1] + 1)
-            live.seq.token_ids.append(0)
-            live.is_done = live.num_output >= live.max_tokens
+            self._append(live, sampled)
             if live.is_done:
                 self.blocks.keep(live, live.stored)
                 self._let_go(live)
-                live.seq.finish("length")
                 del self._unfinished[live.seq]
                 done.append(live.seq)
             elif step.is_prefill:
                 self.blocks.keep(live, live.end)
                 live.prefix = live.end
         return done
+
+    def _append(self, live: Live, sampled: Mapping[str, Any]) -> None:
+        """Add a token, which no other request has, and end the request at its last one."""
+        live.tokens.append(live.tokens[0] ^ (1 << 61) if not live.num_output else live.tokens[-1] + 1)
+        live.seq.token_ids.append(0)
+        live.is_done = live.num_output >= live.max_tokens
+        if live.is_done:
+            live.seq.finish("length")
 
     def steady_steps(self) -> int:
         """Return how many further steps decode a token of the same requests and do nothing else."""
@@ -338,7 +348,7 @@ class PromptsFirst:
                 self._is_full = True
             if self._is_full:
                 break
-            self.blocks.match(live, len(live.tokens) - 1)
+            self.blocks.match(live, 0 if live.seq.skips_cache else len(live.tokens) - 1)
             verdict = self._admit(live, budget, admitted)
             if verdict == "cut":
                 cut = live

@@ -124,6 +124,11 @@ class Radix:
         self.num_evictable -= freed
         return freed
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the tree."""
+        return sum(len(node.key) for node in self._nodes())
+
     def _first(self, tokens: "array[int]", start: int = 0) -> bytes:
         return tokens[start : start + self.page_size].tobytes()
 

@@ -99,15 +99,18 @@ DRAFTED: Final = "remove it: how many draft tokens are accepted is not modeled"
 OFFLOADED: Final = "remove it: the time to fetch weights from the host is not modeled"
 
 
-def check(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False, ranks: bool = False) -> None:
+def check(
+    plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False, ranks: bool = False, hands_over: bool = False
+) -> None:
     """Raise an error with a remedy if the simulation does not model the plan or the server does not start.
 
     specs   offloading tiers
     drafts  True if the number of accepted draft tokens is stated
     ranks   True if each data-parallel rank is simulated
+    hands_over  True if prompts are handed over to other servers
     """
     name = plan.request.spec.name
-    refuse_unmodeled(plan, specs, drafts=drafts, ranks=ranks)
+    refuse_unmodeled(plan, specs, drafts=drafts, ranks=ranks, hands_over=hands_over)
     if not plan.fits:
         where = f"{name} on {plan.request.gpu.name}"
         cure = "see what would fit with `kvplan estimate`"
@@ -120,7 +123,7 @@ def check(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False,
 
 
 def refuse_unmodeled(
-    plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False, ranks: bool = False
+    plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False, ranks: bool = False, hands_over: bool = False
 ) -> None:
     args, name = plan.request.args, plan.request.spec.name
     if not abilities_of(plan.request.release.engine).simulated:
@@ -155,7 +158,7 @@ def refuse_unmodeled(
     if abilities_of(plan.request.release.engine).prompts_first is not None:
         prompts_first_run.check(plan)
         return
-    check_tiers(plan, specs)
+    check_tiers(plan, specs, hands_over=hands_over)
     if plan.request.spec.is_compressed_mla:
         raise UnsupportedModelError(f"simulate: {name}", "pages of several sizes in one pool cannot be simulated")
     if not args.enable_chunked_prefill and plan.settings.max_num_batched_tokens < plan.capacity.max_model_len:
@@ -269,11 +272,13 @@ def chunk_blocks(plan: Plan, chunk_tokens: int | None) -> int:
     return chunk_tokens // size
 
 
-def check_tiers(plan: Plan, specs: tuple[TierSpec, ...]) -> None:
+def check_tiers(plan: Plan, specs: tuple[TierSpec, ...], *, hands_over: bool = False) -> None:
     """Raise an error for tiers that the server cannot have, and for the server's own tiers without a --tier."""
     args, name = plan.request.args, plan.request.spec.name
-    if args.kv_transfer_config is not None:
-        raise UsageError("simulate", "--kv-transfer-config cannot be simulated", "remove it, or use --tier")
+    if args.kv_transfer_config is not None and not hands_over:
+        raise UsageError(
+            "simulate", "--kv-transfer-config cannot be simulated", "remove it, or use --tier or --disaggregate"
+        )
     if args.kv_offloading_backend == "lmcache":
         raise UsageError("simulate", "LMCache cannot be simulated", "remove --kv-offloading-backend")
     if args.kv_offloading_size and not specs:

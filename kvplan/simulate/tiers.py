@@ -170,6 +170,11 @@ class TimedTiers(Tiers[TimedCopies]):
         self.hit_tokens[0] += seq.num_loaded_tokens - from_files
         self.hit_tokens[-1] += from_files
 
+    @property
+    def next_end(self) -> float | None:
+        """End time of the next copy to finish, or None if none is in progress."""
+        return self.host.next_end
+
     def take_in_at(self, now: float) -> None:
         """Report the copies that are done by `now` to the scheduler."""
         self.host.now = now

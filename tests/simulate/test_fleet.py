@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from engine.block_manager import FullGroup
 from kvplan.core.processes import in_order
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
-from kvplan.simulate.fleet import Autoscale, Fleet, Kind, Link, ReplicaFailure, Router
+from kvplan.simulate.fleet import Autoscale, Fleet, Kind, ReplicaFailure, Router
 from kvplan.simulate.fleet_result import fleet_result
+from kvplan.simulate.handover import Link
 from kvplan.simulate.host import Host, Intake
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records

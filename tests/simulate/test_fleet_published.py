@@ -10,7 +10,8 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
-from kvplan.simulate.fleet import Fleet, Kind, Link
+from kvplan.simulate.fleet import Fleet, Kind
+from kvplan.simulate.handover import Link
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.routers import LeastLoaded
 from kvplan.simulate.setup import Setup, token_bytes

@@ -97,7 +97,9 @@ class Replay:
 
     @property
     def connector(self) -> OffloadConnector:
-        return self.loading.connector
+        connector = self.loading.connector
+        assert isinstance(connector, OffloadConnector)
+        return connector
 
     @property
     def has_requests(self) -> bool:

@@ -138,17 +138,19 @@ class Serving:
 
 def api_of(
     backend: Backend, config: dict[str, str] | None = None, *, limits: Limits | None = None,
-    template: ChatTemplate | None = None, strict: bool = False, hooks: Hooks | None = None, **changes: Any,
+    template: ChatTemplate | None = None, strict: bool = False, hooks: Hooks | None = None, tiers: Any = None,
+    page: Any = None, **changes: Any,
 ) -> Api:  # fmt: skip
     """The application over a backend, whose thread does not run yet."""
     changes.setdefault("door", Door(is_simulated=isinstance(backend, Twin), is_strict=strict))
     num_tokens = 128_256 if isinstance(backend, Twin) else 256
     served = ServedModel((MODEL,), num_tokens, "0", limits or Limits(4096), template or ChatTemplate(), **changes)
-    metrics = ServerMetrics(
+    metrics = page or ServerMetrics(
         MODEL,
         backend.max_model_len,
         cache_config(planned()) if config is None else config,
         *features_of(backend.scheduler),
+        tiers,
     )
     hooks = hooks or (Hooks(backend.delay) if isinstance(backend, Twin) else Hooks())
     return Api(Worker(backend, metrics, hooks), served)
