@@ -7,6 +7,7 @@ import hashlib
 import math
 import pickle
 from abc import ABC, abstractmethod
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -90,15 +91,16 @@ class WindowGroup(Group):
 
 
 def block_hashes(seq: Sequence, block_size: int, lookahead: int = 0) -> list[bytes]:
-    """Chained hashes of the full blocks of all known tokens: sha256 of (parent hash, tokens, extra keys).
+    """Chained hashes of the full blocks of all known tokens: sha256 of the parent's hash, for the first block of the
+    extra keys, and the tokens.
 
     lookahead  tokens after a block that belong to its content too
     """
     hashes = seq.block_hashes.setdefault(block_size, [])
     for start in range(len(hashes) * block_size, seq.num_tokens - block_size - lookahead + 1, block_size):
-        tokens = tuple(seq.token_ids[start : start + block_size + lookahead])
-        content = (hashes[-1] if hashes else None, tokens, seq.extra_keys)
-        hashes.append(hashlib.sha256(pickle.dumps(content)).digest())
+        before = hashes[-1] if hashes else pickle.dumps(seq.extra_keys)
+        tokens = array("q", seq.token_ids[start : start + block_size + lookahead])
+        hashes.append(hashlib.sha256(before + tokens.tobytes()).digest())
     return hashes
 
 
@@ -129,7 +131,9 @@ class BlockPool:
         """The n least recently used free blocks, their old contents forgotten."""
         blocks = [self.free.popitem(last=False)[0] for _ in range(n)]
         for block in blocks:
-            self._evict(block)
+            if block in self.key_of:
+                self.num_evictions += 1
+                self.forget(block)
             self.ref_counts[block] = 1
         return blocks
 
@@ -155,7 +159,11 @@ class BlockPool:
     def remember(self, block: int, key: BlockKey) -> None:
         if block not in self.key_of:
             self.key_of[block] = key
-            self.cached.setdefault(key, {})[block] = None
+            equal = self.cached.get(key)
+            if equal is None:
+                self.cached[key] = {block: None}
+            else:
+                equal[block] = None
 
     def find(self, key: BlockKey) -> int | None:
         return next(iter(self.cached.get(key, ())), None)
@@ -174,10 +182,6 @@ class BlockPool:
     def is_consistent(self) -> bool:
         """Whether every block is found by the keys that it is offered under, and by no other."""
         return {b: key for key, blocks in self.cached.items() for b in blocks} == self.key_of
-
-    def _evict(self, block: int) -> None:
-        self.num_evictions += block in self.key_of
-        self.forget(block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,7 @@ class BlockManager:
         self.num_read_again = num_read_again
         self.hit_alignment = math.lcm(*(group.block_size for group in groups))
         self.dropping = tuple(g for g, group in enumerate(groups) if group.next_drop(0) is not None)
+        self._only = groups[0] if len(groups) == 1 and isinstance(groups[0], FullGroup) else None
         self.max_held = tuple(group.max_blocks_held(max_model_len, max_in_flight_tokens) for group in groups)
         step = max_step_tokens or max_in_flight_tokens
         self.max_held_alone = tuple(group.max_blocks_held(max_model_len, step) for group in groups)
@@ -263,15 +268,17 @@ class BlockManager:
             self._cache_group(seq, g, num_tokens)
 
     def _cache_group(self, seq: Sequence, g: int, num_tokens: int) -> None:
-        num_final = min(num_tokens - self.num_read_again, seq.num_tokens - self.hash_lookahead)
-        end = num_final // self.groups[g].block_size
-        if end > seq.num_cached_blocks[g]:
-            self._cache_blocks(seq, g, range(seq.num_cached_blocks[g], end))
+        num_final = min(num_tokens - self.num_read_again, len(seq.token_ids) - self.hash_lookahead)
+        start, end = seq.num_cached_blocks[g], num_final // self.groups[g].block_size
+        if end > start:
+            self._cache_blocks(seq, g, range(start, end))
             seq.num_cached_blocks[g] = end
 
     def _cache_blocks(self, seq: Sequence, g: int, numbers: range) -> None:
-        hashes, table = self._hashes(seq, self.groups[g]), seq.block_table[g]
-        findable = [i for i in numbers if table[i] != NULL_BLOCK and self._is_kept(seq, self.groups[g], i)]
+        group, table = self.groups[g], seq.block_table[g]
+        hashes = self._hashes(seq, group)
+        keeps_all = group.num_tail_blocks() is None
+        findable = [i for i in numbers if table[i] != NULL_BLOCK and (keeps_all or self._is_kept(seq, group, i))]
         for i in findable:
             self.pool.remember(table[i], (hashes[i], g))
         if self.pool.watcher is not None:
@@ -406,6 +413,8 @@ class BlockManager:
         num_slots = num_slots or num_tokens
         if num_slots <= seq.num_tokens_until_change:
             return True
+        if self._only is not None:
+            return self._grow_only(self._only, seq, num_tokens, num_slots, num_kept)
         self.drop_unread(seq)
         num_missing = self._num_missing(seq, num_slots)
         if num_missing > self.num_free_blocks - num_kept:
@@ -414,6 +423,21 @@ class BlockManager:
             self._extend(seq, num_slots)
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
         seq.num_tokens_until_change = self._num_tokens_until_change(seq)
+        return True
+
+    def _grow_only(self, group: Group, seq: Sequence, num_tokens: int, num_slots: int, num_kept: int) -> bool:
+        """The same with one group that keeps every token, as most models have: a step does this for each block."""
+        table, size = seq.block_table[0], group.block_size
+        num_missing = -(-num_slots // size) - len(table)
+        if num_missing > 0:
+            if num_missing > len(self.pool.free) - num_kept:
+                return False
+            table += self.pool.take(num_missing)
+        change = len(table) * size
+        if self.enable_prefix_caching:
+            self._cache_group(seq, 0, min(num_tokens, len(seq.token_ids)))
+            change = min(change, (seq.num_cached_blocks[0] + 1) * size - 1)
+        seq.num_tokens_until_change = change
         return True
 
     def release(self, seq: Sequence) -> None:

@@ -211,6 +211,22 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an output has to be.
+
+    text  a JSON Schema, a regular expression, a JSON list of texts to choose from, or a grammar (Lark or GBNF)
+    """
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    text: str
+
+    def __post_init__(self) -> None:
+        kinds = ("json", "regex", "choice", "grammar")
+        _check("Constraint", "kind", self.kind in kinds, self.kind, f"one of {', '.join(kinds)}")
+        _check("Constraint", "text", isinstance(self.text, str), self.text, "a text")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request's tokens are chosen and when it ends.
 
@@ -226,6 +242,12 @@ class SamplingParams:
     prompt_logprobs     the same of each prompt token after the first; the prefix cache is not read for them
     repetition_penalty  1: none; presence_penalty, frequency_penalty: 0: none
     logit_bias          what is added to the logits of these tokens, from -100 to 100, before penalties
+    min_tokens          so many tokens come before one that ends it, or a text of `stop` that counts
+    bad_words           texts whose last token never follows their other ones
+    allowed_token_ids   no other tokens come; None: all may
+    detokenize          make text of the tokens; `stop` needs it
+    skip_special_tokens  the text leaves special tokens out
+    structured_outputs  what the output has to be; None: anything. The model's own end token ends it
     """
 
     temperature: float = 1.0
@@ -244,17 +266,27 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    min_tokens: int = 0
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    structured_outputs: Constraint | None = None
 
     def __post_init__(self) -> None:
         def need(name: str, ok: bool, what: str) -> None:
             _check("SamplingParams", name, ok, getattr(self, name), what)
 
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
         for name, what, is_one in (
-            ("stop", "texts that are not empty", lambda text: isinstance(text, str) and text != ""),
+            ("stop", "texts that are not empty", _is_text),
             ("stop_token_ids", "token ids", _is_whole),
+            ("bad_words", "texts that are not empty", _is_text),
+            ("allowed_token_ids", "token ids", _is_whole),
         ):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+            if name == "allowed_token_ids" and self.allowed_token_ids is None:
+                continue
             ids = () if getattr(self, name) is None else getattr(self, name)
             need(name, isinstance(ids, Iterable), what)
             object.__setattr__(self, name, tuple(ids))
@@ -271,6 +303,13 @@ class SamplingParams:
         for name, num in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             need(name, num is None or 0 <= num <= MOST_LOGPROBS, f"from 0 to {MOST_LOGPROBS}")
         need("repetition_penalty", self.repetition_penalty > 0, "above 0")
+        need("min_tokens", self.min_tokens == 0 or _is_count(self.min_tokens), "a whole number of at least 0")
+        need("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens, {self.max_tokens}")
+        need("allowed_token_ids", self.allowed_token_ids != (), "None, or at least one token id")
+        for name in ("detokenize", "skip_special_tokens"):
+            need(name, isinstance(getattr(self, name), bool), "True or False")
+        need("detokenize", self.detokenize or not self.stop, "True for stop strings")
+        need("structured_outputs", isinstance(self.structured_outputs, Constraint | None), "a Constraint or None")
         for name in ("presence_penalty", "frequency_penalty"):
             need(name, -2 <= getattr(self, name) <= 2, "from -2 to 2")
         self._check_biases()
@@ -296,9 +335,18 @@ class SamplingParams:
         """Whether any penalty moves logits."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
+    @property
+    def has_mask(self) -> bool:
+        """Whether some tokens may not come."""
+        return bool(self.min_tokens or self.bad_words or self.allowed_token_ids or self.structured_outputs)
+
 
 def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _is_count(value: object) -> bool:

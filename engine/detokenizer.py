@@ -14,9 +14,11 @@ class Detokenizer:
     that must be a word of the prompt: the stream begins with the prompt's last tokens, as vLLM's does.
     """
 
-    def __init__(self, tokenizer: Any, prompt_token_ids: abc.Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, prompt_token_ids: abc.Sequence[int], *, skip_special_tokens: bool = True
+    ) -> None:
         """tokenizer: a tokenizers.Tokenizer."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._skips = tokenizer, skip_special_tokens
         self._token_ids = list(prompt_token_ids[-MOST_CONTEXT_TOKENS:])
         self._num_read = len(self._token_ids)  # tokens whose text is out; the rest may begin a letter
         self._stream = self._new_stream()
@@ -46,7 +48,7 @@ class Detokenizer:
     def _new_stream(self) -> Any:
         from tokenizers.decoders import DecodeStream
 
-        return DecodeStream(ids=self._context(), skip_special_tokens=True)
+        return DecodeStream(ids=self._context(), skip_special_tokens=self._skips)
 
     def _context(self) -> list[int]:
         """The last few tokens read that together are whole letters; none where there are no such."""
@@ -58,5 +60,5 @@ class Detokenizer:
         return []
 
     def _decode(self, token_ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=self._skips)
         return text

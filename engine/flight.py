@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from engine.batch import BatchArrays
 from engine.block_manager import NULL_BLOCK
 from engine.drafting import DraftStep
-from engine.sampler import SampledAhead, SampledTokens, TokenLogprobs
+from engine.sampler import Deferred, SampledAhead, SampledTokens, TokenLogprobs
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 from engine.speculation import CheckedAhead, CheckedTokens
@@ -19,7 +19,7 @@ class Flight:
 
     batch: Batch
     arrays: BatchArrays
-    ahead: SampledAhead | SampledTokens | CheckedAhead
+    ahead: SampledAhead | SampledTokens | CheckedAhead | Deferred
     num_prompt_tokens: int
     discarded: set[Sequence] = field(default_factory=set)  # what it computes for these means nothing, and is known to
     sampled: SampledTokens | CheckedTokens = field(init=False)  # from wait() on; rows: of each sequence
@@ -30,6 +30,11 @@ class Flight:
         self.sampled = self.ahead.wait()
         self.rows = dict(zip(self.arrays.seqs, self.sampled.by_seq, strict=True))
         return {seq.request_id: tokens for seq, (tokens, _) in self.rows.items()}
+
+    def choose(self) -> None:
+        """Choose the batch's tokens, now that those before them are known."""
+        if isinstance(self.ahead, Deferred):
+            self.ahead.begin()
 
     def forget_samples(self, seqs: Iterable[Sequence]) -> None:
         """Ignore the batch's tokens for these sequences."""

@@ -5,6 +5,7 @@ from collections import abc, deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import compress, count
 from pathlib import Path
 from threading import RLock
@@ -18,6 +19,7 @@ from engine.engine import EngineCore
 from engine.extensions import scheduler_of
 from engine.flight import Damage, Flight, num_prompt_tokens, own_blocks
 from engine.kv_cache import group_layers
+from engine.masks import Grammars, TokenMask
 from engine.memory import MemoryReport
 from engine.model_runner import ModelRunner
 from engine.quantized import check_runs
@@ -119,6 +121,11 @@ class Engine(EngineCore[Flight]):
         finally:
             self._in_use.release()
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What compiles the constraints of outputs."""
+        return Grammars(self.tokenizer, self.spec.vocab_size, self.eos_token_ids)
+
     # --- requests -----------------------------------------------------------------------------------------------
 
     def load_adapter(self, name: str, path: str | Path) -> None:
@@ -217,6 +224,8 @@ class Engine(EngineCore[Flight]):
         if params.prompt_logprobs is not None and self.config.speculative_config is not None:
             problem = "cannot be combined with {1}"
             raise SettingError("", ("prompt_logprobs", "speculative_config"), problem, "use only one")
+        stops = stop_token_ids(params, self.eos_token_ids, self.tokenizer)
+        mask = TokenMask.of(params, stops | self.eos_token_ids, self.grammars, self.tokenizer)
         keys = () if adapter is None else self.runner.model.adapters.cache_keys(adapter)
         seq = Sequence(
             request_id or self._new_id(),
@@ -225,11 +234,11 @@ class Engine(EngineCore[Flight]):
             priority,
             extra_keys=keys if cache_salt is None else (*keys, cache_salt),
             adapter=adapter,
-            stop_token_ids=stop_token_ids(params, self.eos_token_ids, self.tokenizer),
+            stop_token_ids=stops,
             skips_cache=params.prompt_logprobs is not None,
         )
         self.scheduler.add(seq)
-        request = self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
+        request = self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer, mask=mask)
         return request
 
     def _new_id(self) -> str:
@@ -271,6 +280,9 @@ class Engine(EngineCore[Flight]):
         self._tell()
 
     def _schedule(self) -> Batch:
+        for flight in self._in_flight:
+            with self._failing(flight.batch):
+                flight.choose()
         batch = super()._schedule()
         if self.on_schedule is not None:
             self.on_schedule(batch)
@@ -290,8 +302,11 @@ class Engine(EngineCore[Flight]):
         if self.on_launch is not None:
             self.on_launch(prompt_tokens + sum(flight.num_prompt_tokens for flight in self._in_flight))
         arrays = self._batches.build(batch)
-        params = [self._requests[seq.request_id].params for seq in arrays.seqs]
-        return Flight(batch, arrays, (self._speculation or self.runner).run(arrays, params), prompt_tokens)
+        requests = [self._requests[seq.request_id] for seq in arrays.seqs]
+        params, masks = [request.params for request in requests], [request.mask for request in requests]
+        run = (self._speculation or self.runner).run
+        ahead = run(arrays, params, masks) if any(masks) else run(arrays, params)
+        return Flight(batch, arrays, ahead, prompt_tokens)
 
     def _postprocess(self) -> None:
         with self._failing(self._in_flight[0].batch):
@@ -336,6 +351,9 @@ class Engine(EngineCore[Flight]):
                 request.forget_unreceived()
                 self.scheduler.finish(seq.request_id, "stop")
                 seq.finish_reason = "stop"  # also where its length has ended it
+            if request.mask is not None and request.mask.error is not None:
+                self._fail(seq, f"its output cannot be constrained any further: {request.mask.error}")
+                return
             if request.on_token is not None:
                 self._updates.append((request, request.update(token)))
             if not request.num_unreceived:  # a stop string came up

@@ -2,8 +2,10 @@
 
 import gc
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,10 +20,11 @@ from engine.kernels import torch_backend
 from engine.kernels.verified import Verified, fallbacks_of
 from engine.kv_cache import KVCache, first_paged, group_layers
 from engine.loader import NoWeights, WeightSource
+from engine.masks import TokenMask
 from engine.memory import HostRoom, MemoryReport, PeakMeter, device_memory, nbytes, requested, size_text
 from engine.models import Model
-from engine.prompt_logprobs import PromptRows
-from engine.sampler import Sampled, SampledAhead, Sampler, SamplingBatch, sample
+from engine.prompt_logprobs import PromptRows, PromptScores
+from engine.sampler import Deferred, Sampled, SampledAhead, Sampler, SamplingBatch, sample
 from engine.sequence import Sequence
 from engine.staging import DownloadRing, UploadRing
 from engine.state_slots import are_in_blocks
@@ -141,8 +144,14 @@ class ModelRunner:
                 self.graphs = self._graphs_or_none()
 
     @torch.inference_mode()
-    def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
-        """Launch a step: a token for each of the arrays' sequences, in their order; the host waits for none of them."""
+    def run(
+        self, arrays: BatchArrays, params: list[SamplingParams], masks: Several[TokenMask | None] = ()
+    ) -> SampledAhead | Deferred:
+        """Launch a step: a token for each of the arrays' sequences, in their order; the host waits for none of them.
+
+        Where a mask depends on a token in flight, the tokens are chosen when that is known; until then the device
+        computes the logits, and the next step has to wait.
+        """
         with self._on_device():
             prompts, scores = PromptRows.of(arrays, params), None
             if prompts is None:
@@ -152,8 +161,21 @@ class ModelRunner:
                 scores = prompts.score(hidden, self.model.logits, self.spec.vocab_size, self._num_logit_rows)
                 logits = self.model.logits(hidden[last])
                 del hidden
-            sampled = self._sample(logits, self.sampler.prepare(arrays.seqs, params, self.last_sampled))
-            self.last_sampled[: len(arrays.seqs)] = sampled.token_ids
+            choose = partial(self._choose, logits, arrays.seqs, params, masks, scores)
+            has_to_wait = any(
+                mask is not None and mask.needs_tokens and seq.num_placeholders > 1
+                for seq, mask in zip(arrays.seqs, masks, strict=False)
+            )
+            return Deferred(choose) if has_to_wait else choose()
+
+    @torch.inference_mode()
+    def _choose(
+        self, logits: torch.Tensor, seqs: list[Sequence], params: list[SamplingParams],
+        masks: Several[TokenMask | None], scores: PromptScores | None,
+    ) -> SampledAhead:  # fmt: skip
+        with self._on_device():
+            sampled = self._sample(logits, self.sampler.prepare(seqs, params, self.last_sampled, masks=masks))
+            self.last_sampled[: len(seqs)] = sampled.token_ids
             return sampled.download(self._downloads, scores)
 
     def _all_hidden(self, arrays: BatchArrays) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,13 +187,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run_rows(
-        self, arrays: BatchArrays, seqs: list[Sequence], params: list[SamplingParams], offsets: list[int]
-    ) -> SampledAhead:
+        self, arrays: BatchArrays, seqs: list[Sequence], params: list[SamplingParams], offsets: list[int],
+        masks: Several[TokenMask | None],
+    ) -> SampledAhead:  # fmt: skip
         """Launch a step of which no token is in flight: one for each of the arrays' logit_tokens, of which a sequence
         may have several; offsets: how far behind its known tokens each of them is."""
         with self._on_device():
             logits = self.logits(arrays)
-            sampled = self._sample(logits, self.sampler.prepare(seqs, params, offsets=offsets))
+            sampled = self._sample(logits, self.sampler.prepare(seqs, params, offsets=offsets, masks=masks))
             return sampled.download(self._downloads)
 
     def _sample(self, logits: torch.Tensor, batch: SamplingBatch) -> Sampled:

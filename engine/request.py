@@ -11,6 +11,7 @@ from engine.sequence import FinishReason, Sequence
 from kvplan.core.errors import InvalidInputError, UsageError
 
 if TYPE_CHECKING:  # a server's twin has requests too, and no torch
+    from engine.masks import TokenMask
     from engine.sampler import TokenLogprobs
 
 
@@ -28,7 +29,7 @@ class RequestOutput:
     """The result of a request.
 
     token_ids          generated tokens; the stop token is kept, the text of a stop string is cut from `text`
-    text               "" where the model has no tokenizer
+    text               "" where the model has no tokenizer, or detokenize is False
     finish_reason      "length", "stop", "abort", "out_of_blocks" (`error` says how many were missing) or "error"
     num_cached_tokens  prompt tokens found in the prefix cache when the request was first admitted
     logprobs           one entry per token where they were asked for; prompt_logprobs alike
@@ -68,7 +69,7 @@ class Request:
     text: str = ""
     stop_string: str | None = None  # the one that ended it
     num_received: int = 0  # of the sequence's output tokens
-    min_tokens: int = 0  # of the output, in which no stop string ends it
+    mask: "TokenMask | None" = None
     _num_shown: int = 0
     _detokenizer: Detokenizer | None = None
 
@@ -77,13 +78,13 @@ class Request:
         self.num_received += 1
         if logprobs is not None:
             self.logprobs.append(logprobs)
-        if self.tokenizer is None:
+        if self.tokenizer is None or not self.params.detokenize:
             return False
         before = len(self.text)
         self.text += self._decode(token_id)
         if self.has_ended:
             self._flush()
-        if not self.params.stop or self.num_received <= self.min_tokens:
+        if not self.params.stop or self.num_received <= self.params.min_tokens:
             return False
         match = first_stop(self.text, before, self.params.stop)
         if match is not None:
@@ -112,14 +113,18 @@ class Request:
 
     def update(self, token_id: int) -> TokenUpdate:
         """The token just received with the new text, except for a possible beginning of a stop string."""
-        keeps_stop = self.has_ended or self.params.include_stop_str_in_output
-        num_hidden = 0 if keeps_stop else self._num_possible_stop_chars()
+        keeps_all = not self.params.stop or self.params.include_stop_str_in_output or self.has_ended
+        num_hidden = 0 if keeps_all else self._num_possible_stop_chars()
         start, self._num_shown = self._num_shown, max(self._num_shown, len(self.text) - num_hidden)
         return TokenUpdate(self.seq.request_id, token_id, self.text[start : self._num_shown])
 
     def _decode(self, token_id: int) -> str:
         if self._detokenizer is None:
-            self._detokenizer = Detokenizer(self.tokenizer, self.seq.token_ids[: self.seq.num_prompt_tokens])
+            self._detokenizer = Detokenizer(
+                self.tokenizer,
+                self.seq.token_ids[: self.seq.num_prompt_tokens],
+                skip_special_tokens=self.params.skip_special_tokens,
+            )
         return self._detokenizer.step(token_id)
 
     def _flush(self) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from engine.config import SamplingParams
 from engine.kernels import torch_backend
+from engine.masks import TokenMask, bits_of
 from engine.sequence import Sequence
 from engine.staging import AsyncCopy, DownloadRing, UploadRing
 from engine.step import on_device
@@ -76,6 +77,14 @@ class Biases:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """Which tokens the m rows with masks may get: a bit per vocabulary entry."""
+
+    rows: Tensor  # [m] int64
+    bits: Tensor  # [m, words] int32, as in masks.Bits
+
+
+@dataclass(frozen=True, slots=True)
 class LogprobRows:
     """The q rows that want log-probabilities."""
 
@@ -94,11 +103,13 @@ class SamplingBatch:
     penalties: Penalties | None = None
     logprobs: LogprobRows | None = None
     biases: Biases | None = None
+    masks: Masks | None = None
+    logprob_bits: Tensor | None = None  # [q, words] int32, what grammars allow in the rows of `logprobs`
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of the model itself, before biases, penalties and temperature."""
+    """Log-probabilities of the model itself, before biases, penalties and temperature; of what its grammar allows."""
 
     chosen: float
     top: tuple[tuple[int, float], ...]  # (token, log-probability), the most likely first
@@ -197,6 +208,23 @@ class SampledAhead:
         return tokens if self.prompts is None else replace(tokens, prompts=self.prompts.wait())
 
 
+@dataclass(slots=True)
+class Deferred:
+    """One step's tokens, which are chosen once those before them are known: masks depend on them."""
+
+    choose: abc.Callable[[], SampledAhead]
+    ahead: SampledAhead | None = None
+
+    def begin(self) -> SampledAhead:
+        """Choose the tokens, without waiting for the device; no effect if that is done."""
+        if self.ahead is None:
+            self.ahead = self.choose()
+        return self.ahead
+
+    def wait(self) -> SampledTokens:
+        return self.begin().wait()
+
+
 # --- on the device -----------------------------------------------------------------------------------------------
 
 
@@ -213,20 +241,31 @@ def sample(logits: Tensor, batch: SamplingBatch, kernels: ModuleType = torch_bac
         floors = lowest_kept(adjusted, best, batch.draws, kernels)
         kernels.draw(adjusted, best, batch.draws.temperature, batch.uniforms, floors, out=token_ids)
     sampled = Sampled(token_ids, is_bad)
-    return sampled if batch.logprobs is None else _with_logprobs(sampled, logits, batch.logprobs)
+    return sampled if batch.logprobs is None else _with_logprobs(sampled, logits, batch.logprobs, batch.logprob_bits)
 
 
 def adjust(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """The logits [num_seqs, vocab_size] themselves where no row has biases or penalties, else a float32 copy with both:
-    biases come first, as in vLLM."""
-    if batch.biases is None and batch.penalties is None:
+    """The logits [num_seqs, vocab_size] themselves where no row has masks, biases or penalties, else a float32 copy
+    with them, in this order, as in vLLM."""
+    if batch.biases is None and batch.penalties is None and batch.masks is None:
         return logits
     adjusted = logits.to(torch.float32, copy=True)
+    if batch.masks is not None:
+        for part in torch_backend.parts_of(len(batch.masks.rows), adjusted.shape[1]):
+            rows = batch.masks.rows[part]
+            adjusted.index_copy_(0, rows, masked(adjusted[rows], batch.masks.bits[part]))
     if batch.biases is not None:
         adjusted[batch.biases.rows, batch.biases.tokens] += batch.biases.values
     if batch.penalties is not None:
         _penalize(adjusted, batch.penalties)
     return adjusted
+
+
+def masked(logits: Tensor, bits: Tensor) -> Tensor:
+    """The logits [n, vocab_size] with -inf where a bit of bits [n, words] int32 is 0."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    is_allowed = (bits[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]].bool()
+    return logits.masked_fill(~is_allowed, -torch.inf)
 
 
 def _penalize(adjusted: Tensor, penalties: Penalties) -> None:
@@ -264,12 +303,13 @@ def lowest_kept(logits: Tensor, best: Tensor, draws: Draws, kernels: ModuleType 
     return cut if floors is None else torch.maximum(floors, cut)
 
 
-def _with_logprobs(sampled: Sampled, logits: Tensor, rows: LogprobRows) -> Sampled:
+def _with_logprobs(sampled: Sampled, logits: Tensor, rows: LogprobRows, bits: Tensor | None) -> Sampled:
     num_top = min(max(rows.nums), logits.shape[1])
-    parts = [
-        logprobs_part(logits[rows.rows[part]].float(), sampled.token_ids[rows.rows[part], None], num_top)
-        for part in torch_backend.parts_of(len(rows.order), logits.shape[1])
-    ]
+    parts = []
+    for part in torch_backend.parts_of(len(rows.order), logits.shape[1]):
+        own = logits[rows.rows[part]].float()
+        own = own if bits is None else masked(own, bits[part])
+        parts.append(logprobs_part(own, sampled.token_ids[rows.rows[part], None], num_top))
     chosen, top_ids, top = (torch.cat(column) for column in zip(*parts, strict=True))
     return replace(sampled, logprob_rows=rows, chosen=chosen, top_ids=top_ids, top=top)
 
@@ -314,6 +354,7 @@ class Sampler:
         self._drawn_seqs: list[Sequence] = []  # those that are not greedy
         self._is_drawn = np.zeros(0, bool)  # which rows they are
         self._keys: Words = np.zeros(0, np.uint64)
+        self._all_tokens = bits_of(range(vocab_size), vocab_size)
 
     def prepare(
         self,
@@ -321,6 +362,7 @@ class Sampler:
         params: list[SamplingParams],
         last: Tensor | None = None,
         offsets: list[int] | None = None,
+        masks: abc.Sequence[TokenMask | None] = (),
     ) -> SamplingBatch:
         """What sample() needs for one row per sequence, whose parameters never change.
 
@@ -329,6 +371,7 @@ class Sampler:
         in flight: `last` [rows] int64 is what the rows of the call before this one sampled.
 
         offsets  with several rows of a sequence and nothing of it in flight: the place of each behind its known tokens
+        masks    of each row, which know the known tokens; none of which may be in flight if they depend on them
         """
         before = self._seqs
         if seqs != self._seqs:
@@ -337,9 +380,25 @@ class Sampler:
             self._count(self._batch.penalties)
             if last is not None:
                 self._count_in_flight(self._batch.penalties, before, last)
-        if self._batch.draws is None:
-            return self._batch
-        return replace(self._batch, uniforms=self._uniforms(offsets))
+        batch = self._batch if not any(masks) else self._masked(seqs, masks)
+        return batch if batch.draws is None else replace(batch, uniforms=self._uniforms(offsets))
+
+    def _masked(self, seqs: list[Sequence], masks: abc.Sequence[TokenMask | None]) -> SamplingBatch:
+        """The batch with the masks of this step."""
+        rows = [row for row, mask in enumerate(masks) if mask is not None]
+        bits, of_grammars = (np.tile(self._all_tokens, (len(masks), 1)) for _ in range(2))
+        for row in rows:
+            mask = masks[row]
+            assert mask is not None
+            mask.write(seqs[row], bits[row], of_grammars[row])
+        logprobs, of_logprobs = self._batch.logprobs, None
+        if logprobs is not None and any(mask is not None and mask.matcher for mask in masks):
+            of_logprobs = self._for_now(of_grammars[list(logprobs.order)].view(np.int32))
+        return replace(
+            self._batch,
+            masks=Masks(self._for_now(np.array(rows, np.int64)), self._for_now(bits[rows].view(np.int32))),
+            logprob_bits=of_logprobs,
+        )
 
     def _uniforms(self, offsets: list[int] | None) -> Tensor:
         if offsets is None:

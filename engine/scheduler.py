@@ -299,6 +299,7 @@ class Scheduler:
             check(seq)
         self._num_arrivals += 1
         seq.arrival = self._num_arrivals
+        seq.most_tokens = min(seq.num_prompt_tokens + seq.max_tokens, self.config.max_model_len)
         self._queue(seq, back=True)  # raises where priorities cannot be compared
         self._unfinished[seq.request_id] = seq
         for add in self.hooks.add:
@@ -352,13 +353,16 @@ class Scheduler:
 
     def _launch(self, batch: Batch) -> None:
         """Count a batch's tokens as computed: the next one is scheduled as if they were."""
+        samples = batch.samples
         for seq, n in batch.num_tokens.items():
-            seq.num_computed_tokens += n
+            seq.num_computed_tokens = num_computed_tokens = seq.num_computed_tokens + n
             seq.num_in_flight_tokens += n
-            seq.is_prefill_chunk = seq.num_computed_tokens < len(seq.token_ids) + seq.num_placeholders
-            if not seq.is_prefill_chunk:
+            if num_computed_tokens < len(seq.token_ids) + seq.num_placeholders:
+                seq.is_prefill_chunk = True
+            else:
+                seq.is_prefill_chunk = False
                 seq.num_placeholders += 1
-                batch.samples.append(seq)
+                samples.append(seq)
 
     def update(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> list[Sequence]:
         """Apply a batch's sampled tokens, by request id; returns the sequences that finished.
@@ -370,14 +374,21 @@ class Scheduler:
         for seq, n in batch.num_tokens.items():
             seq.num_in_flight_tokens -= n
         done: list[Sequence] = []
+        hooks = self.hooks.accept
         for seq in batch.samples:
-            seq.num_placeholders -= 1
-            if seq.is_finished:  # aborted, or stopped one batch earlier
+            seq.num_placeholders = num_placeholders = seq.num_placeholders - 1
+            if seq.status == "finished":  # aborted, or stopped one batch earlier
                 continue
-            num_taken = seq.extend(sampled[seq.request_id], self.config.max_model_len)
-            for accept in self.hooks.accept:
+            tokens, known = sampled[seq.request_id], seq.token_ids
+            if len(tokens) == 1 and len(known) + 1 < seq.most_tokens and tokens[0] not in seq.stop_token_ids:
+                known.append(tokens[0])  # most: nothing ends here
+                num_taken = 1
+            else:
+                num_taken = seq.extend(tokens)
+            for accept in hooks:
                 accept(seq, num_taken, batch)
-            num_tokens = seq.num_computed_tokens - seq.num_placeholders
+                num_placeholders = seq.num_placeholders
+            num_tokens = seq.num_computed_tokens - num_placeholders
             if num_tokens > seq.num_tokens_until_change and seq.block_table:  # a block is full; it was not preempted
                 self.blocks.cache_full_blocks(seq, num_tokens)
             if seq.is_finished:
@@ -389,18 +400,25 @@ class Scheduler:
     # --- those that run -----------------------------------------------------------------------------------------
 
     def _schedule_running(self, batch: Batch) -> None:
+        num_ahead, num_tokens = self._num_ahead, batch.num_tokens
+        is_plain = not (self.hooks.want or self.hooks.limit or self.hooks.put)
         for seq in tuple(self.running):
             if batch.budget <= 0:
                 return
             if seq.status != "running":  # gave way to one before it
                 continue
-            n = self._num_tokens_to_run(seq, batch)
+            end = seq.num_computed_tokens + 1
+            has_room = end + num_ahead <= seq.num_tokens_until_change
+            if is_plain and end == len(seq.token_ids) + seq.num_placeholders < seq.most_tokens:
+                n = 1  # most: it decodes, and does not come to its end
+            else:
+                n = self._num_tokens_to_run(seq, batch)
             # Most sequences decode inside a block they have: nothing is to be asked for.
-            if n and (
-                seq.num_computed_tokens + n + self._num_ahead <= seq.num_tokens_until_change
-                or self._make_room(seq, seq.num_computed_tokens + n, batch)
-            ):
-                self._put(seq, n, batch)
+            if n and ((n == 1 and has_room) or self._make_room(seq, end - 1 + n, batch)):
+                num_tokens[seq] = n
+                batch.budget -= n
+                for put in self.hooks.put:
+                    put(seq, n, batch)
             elif n and seq.status == "running":  # it waits for blocks that a batch in flight may still write
                 return
 

@@ -30,6 +30,7 @@ class Sequence:
     num_preemptions: int = 0
     num_loaded_tokens: int = 0  # of its prompt, brought from beyond the device when it was first admitted
 
+    most_tokens: int = 0  # that it ends with at the latest, set by the scheduler
     num_computed_tokens: int = 0  # KV stored, or being stored by a batch in flight
     num_in_flight_tokens: int = 0  # of those, the ones in batches that are not applied yet
     num_placeholders: int = 0  # tokens being sampled by batches in flight
@@ -62,15 +63,14 @@ class Sequence:
         """Tokens whose KV no batch in flight still writes or reads around."""
         return max(0, self.num_computed_tokens - self.num_in_flight_tokens)
 
-    def extend(self, token_ids: Several[int], max_model_len: int) -> int:
+    def extend(self, token_ids: Several[int]) -> int:
         """Add sampled tokens up to the one that ends it, if one does; returns how many were added."""
-        most_tokens = min(self.num_prompt_tokens + self.max_tokens, max_model_len)
         for num_added, token_id in enumerate(token_ids, 1):
             self.token_ids.append(token_id)
             if token_id in self.stop_token_ids:
                 self.finish("stop")
                 return num_added
-            if len(self.token_ids) >= most_tokens:
+            if len(self.token_ids) >= self.most_tokens:
                 self.finish("length")
                 return num_added
         return len(token_ids)

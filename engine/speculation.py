@@ -17,6 +17,7 @@ from engine.config import EngineConfig, SamplingParams
 from engine.draft_model import DraftModel
 from engine.draft_rules import DraftRules, draft_rules
 from engine.drafting import Drafting, DraftStep
+from engine.masks import TokenMask
 from engine.model_runner import ModelRunner
 from engine.proposer import NgramProposer, Proposer
 from engine.sampler import SampledAhead, SampledTokens, TokenLogprobs
@@ -31,19 +32,24 @@ class Speculation(Drafting):
         super().__init__(rules, is_async=False)
         self._runner, self._proposer = runner, proposer
 
-    def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> "CheckedAhead":
+    def run(
+        self, arrays: BatchArrays, params: list[SamplingParams], masks: Several[TokenMask | None] = ()
+    ) -> "CheckedAhead":
         """Launch a step: the tokens of each of the arrays' sequences, of which the first wrong draft is not one."""
         self._arrays, self._params = arrays, params
         rows = Rows.of(self.step.drafts, arrays)
         seqs, of_rows = [arrays.seqs[i] for i in rows.owners], [params[i] for i in rows.owners]
-        sampled = self._runner.run_rows(replace(arrays, logit_tokens=rows.tokens), seqs, of_rows, rows.offsets)
+        of_masks = [masks[i] for i in rows.owners] if masks else ()
+        placed = replace(arrays, logit_tokens=rows.tokens)
+        sampled = self._runner.run_rows(placed, seqs, of_rows, rows.offsets, of_masks)
         return CheckedAhead(sampled, rows)
 
     def settle(self, batch: Batch) -> None:
-        """Propose the next drafts, but not of sequences with penalties, whose logits would have to know what held."""
+        """Propose the next drafts, but not of sequences with penalties or masks: their logits would have to know what
+        held."""
         step, params_of = batch.extra(DraftStep), dict(zip(self._arrays.seqs, self._params, strict=True))
         wanting = [] if step.is_last else [seq for seq in batch.samples if seq.status == "running"]
-        wanting = [seq for seq in wanting if not params_of[seq].has_penalties]
+        wanting = [seq for seq in wanting if not (params_of[seq].has_penalties or params_of[seq].has_mask)]
         self.propose(self._proposer.propose(batch, self._arrays, wanting, step.num_next))
 
 

@@ -7,6 +7,7 @@ in a later stage the earlier ones run the next: as many are in flight as there a
 On a CPU ranks talk over gloo, on a GPU over NCCL; no GPU has run it, and there it wants enforce_eager.
 """
 
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -21,6 +22,7 @@ from engine.config import EngineConfig, SamplingParams
 from engine.kv_cache import KVCache, LayerGroup
 from engine.layers import Builder
 from engine.loader import WeightSource
+from engine.masks import TokenMask
 from engine.memory import PeakMeter
 from engine.model_runner import ModelRunner
 from engine.models import Layer, Model
@@ -120,7 +122,9 @@ class StageRunner(ModelRunner):
     model: StageModel
 
     @torch.inference_mode()
-    def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
+    def run(
+        self, arrays: BatchArrays, params: list[SamplingParams], masks: Several[TokenMask | None] = ()
+    ) -> SampledAhead:
         """Launch a step, of which no token is in flight in another one."""
         with self._on_device():
             expected = Expected.of(arrays, params, self.sampler.logprob_rows(params), self.spec.vocab_size)
@@ -132,8 +136,11 @@ class StageRunner(ModelRunner):
                 )
                 rows = hidden[last]
                 del hidden
-                sampled = self._sample(self.model.logits(rows), self.sampler.prepare(arrays.seqs, params))
+                batch = self.sampler.prepare(arrays.seqs, params, masks=masks)
+                sampled = self._sample(self.model.logits(rows), batch)
                 words = torch.cat([sampled.words(), *(scores.words() if scores else ())])
+            elif any(masks):  # a grammar that fails has to fail on every rank
+                self.sampler.prepare(arrays.seqs, params, masks=masks)
             first_of_last = self.tp.size * (self.tp.num_stages - 1)
             work = dist.broadcast(words, first_of_last, group=words_group(), async_op=True)
             return expected.read(words, work)

@@ -9,9 +9,9 @@ from json.encoder import encode_basestring
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from kvplan.serve.filler import Call
 from kvplan.serve.generation import finite
 from kvplan.serve.jobs import Job, Piece
+from kvplan.serve.structured import Calls
 
 MARK: Final = "\0text\0"  # no name of a model has it
 MARKED: Final = Piece([0], [MARK])
@@ -217,13 +217,13 @@ class ChatShape:
 
     texts: Texts
     num_top: int | None  # None: no log-probabilities
-    call: Call | None = None  # of a tool, which the output is
+    calls: Calls | None = None  # of tools, which the output is
     ids: PromptIds | None = None
     prefix: str = "chatcmpl"
 
     @property
     def is_plain(self) -> bool:
-        return self.num_top is None and self.call is None and self.ids is None
+        return self.num_top is None and self.calls is None and self.ids is None
 
     def head(self, model: str, *, stream: bool) -> dict[str, Any]:
         kind = "chat.completion.chunk" if stream else "chat.completion"
@@ -243,9 +243,10 @@ class ChatShape:
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if self.call is not None:
-            function = {"name": self.call.name, "arguments": self.call.argued(len(choice.text))}
-            message |= {"content": None, "tool_calls": [{"id": call_id(), "type": "function", "function": function}]}
+        if self.calls is not None:
+            functions = [{"name": name, "arguments": arguments} for name, arguments in self.calls.of(choice.text)]
+            rows = [{"id": call_id(), "type": "function", "function": function} for function in functions]
+            message |= {"content": None, "tool_calls": rows}
         return {
             "index": choice.index,
             "message": message,
@@ -257,23 +258,22 @@ class ChatShape:
 
     def _reason(self, choice: Choice) -> str | None:
         """Return the finish reason: "tool_calls" for a whole call of a tool that the request did not name, as vLLM."""
-        is_call = self.call is not None and not self.call.is_named
+        is_call = self.calls is not None and self.calls.name is None
         return "tool_calls" if is_call and choice.reason == "stop" else choice.reason
 
     def _delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """Return what a piece adds to the message; the choice has it already."""
         text = "".join(piece.texts)
-        if self.call is None:
+        if self.calls is None:
             return {"content": text}
-        before = self.call.argued(len(choice.text) - len(text))
-        function: dict[str, Any] = {"arguments": self.call.argued(len(choice.text))[len(before) :]}
-        row: dict[str, Any] = {"index": 0, "function": function}
-        if len(choice.token_ids) == 1:
-            row |= {"id": call_id(), "type": "function"}
-            function["name"] = self.call.name
-        elif not function["arguments"]:
-            return {}
-        return {"tool_calls": [row]}
+        rows, before = list[dict[str, Any]](), self.calls.of(choice.text[: len(choice.text) - len(text)])
+        for index, (name, arguments) in enumerate(self.calls.of(choice.text)):
+            if index >= len(before):
+                function = {"name": name, "arguments": arguments}
+                rows.append({"index": index, "id": call_id(), "type": "function", "function": function})
+            elif delta := arguments[len(before[index][1]) :]:
+                rows.append({"index": index, "function": {"arguments": delta}})
+        return {"tool_calls": rows} if rows else {}
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         return {

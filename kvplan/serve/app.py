@@ -50,7 +50,8 @@ class Api:
     def __init__(self, worker: Worker, served: ServedModel) -> None:
         self.worker, self.served = worker, served
         worker.end_token = served.template.end_token(worker.backend.tokenizer)
-        self._intake = Intake(served, worker.backend.tokenizer, worker.backend.max_model_len)
+        backend = worker.backend
+        self._intake = Intake(served, backend.tokenizer, backend.max_model_len, backend.grammars)
         self._admin = Admin(worker, served, self._small_body)
         self.is_draining = False
         self._created = int(time.time())

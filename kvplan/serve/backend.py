@@ -1,12 +1,15 @@
 """Backend interface of the server, implemented by the engine and its twin."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.config import SamplingParams
 from engine.request import Request, RequestOutput, TokenUpdate
 from engine.scheduler import Scheduler
 from kvplan.core.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from engine.masks import Grammars
 
 
 class BackendLostError(EnvironmentProblem):
@@ -17,11 +20,15 @@ class Backend(Protocol):
     """An engine owned by one thread: `engine.Engine` or `kvplan.serve.twin.Twin`.
 
     tokenizer      a tokenizers.Tokenizer; None if prompts can only be token ids
+    grammars       compiler of the constraints of outputs; None: no model runs
     scheduler      source of the queue and block figures in /metrics
     """
 
     @property
     def tokenizer(self) -> Any: ...
+
+    @property
+    def grammars(self) -> "Grammars | None": ...
 
     @property
     def scheduler(self) -> Scheduler: ...

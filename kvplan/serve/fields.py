@@ -47,6 +47,7 @@ class Field:
     inert     the only values, without effect, that the engine takes of a field it does not support; None: supported
     simulated  True: a simulated server does what vLLM does; False: it takes any value of an inert field, without effect
     ignored   accepted with any value, without effect on the response
+    of_logits  changes logits, which a simulated server has none of: it takes the field without effect
     """
 
     kind: Kind
@@ -57,6 +58,7 @@ class Field:
     inert: tuple[Any, ...] | None = None
     simulated: bool = False
     ignored: bool = False
+    of_logits: bool = False
     required: bool = False
     most_items: int | None = None
 
@@ -89,17 +91,11 @@ class Field:
 
 
 NOT_SERVED: Final = {
-    "min_tokens": Field("integer", 0, inert=(0,), minimum=0, simulated=True),
-    "structured_outputs": Field("object", inert=({},), simulated=True),
-    "response_format": Field("object", inert=({"type": "text"},), simulated=True),
     "prompt_logprobs": Field("integer", inert=(), minimum=0, maximum=MOST_LOGPROBS, simulated=True),
     "kv_transfer_params": Field("object", inert=({},), simulated=True),
     "use_beam_search": Field("boolean", inert=(False,)),
     "length_penalty": Field("number", inert=(1,)),
-    "skip_special_tokens": Field("boolean", inert=(True,)),
     "spaces_between_special_tokens": Field("boolean", inert=(True,)),
-    "allowed_token_ids": Field("integers", inert=([],)),
-    "bad_words": Field("any", inert=([],)),
     "logprob_token_ids": Field("integers", inert=([],)),
     "thinking_token_budget": Field("any", inert=()),
     "repetition_detection": Field("object", inert=()),
@@ -128,7 +124,13 @@ COMMON: Final = {
     "ignore_eos": Field("boolean", False),
     "priority": Field("integer", 0, minimum=-(2**31), maximum=2**31),
     "cache_salt": Field("string"),
-    "logit_bias": Field("biases"),
+    "logit_bias": Field("biases", of_logits=True),
+    "allowed_token_ids": Field("integers", of_logits=True),
+    "bad_words": Field("strings", (), of_logits=True),
+    "min_tokens": Field("integer", 0, minimum=0),
+    "skip_special_tokens": Field("boolean", True),
+    "structured_outputs": Field("object"),
+    "response_format": Field("object"),
     "include_stop_str_in_output": Field("boolean", False),
     "truncate_prompt_tokens": Field("integer", minimum=-1),
     "truncation_side": Field("string"),
@@ -160,16 +162,18 @@ CHAT: Final = {
     "echo": Field("boolean", inert=(False,)),
     "chat_template": Field("string", inert=()),
     "documents": Field("any"),
-    "tools": Field("any", (), inert=([],), simulated=True),
-    "tool_choice": Field("any", inert=("none", "auto"), simulated=True),
+    "tools": Field("any", ()),
+    "tool_choice": Field("any"),
     "functions": Field("any", inert=([],)),
-    "parallel_tool_calls": Field("boolean", ignored=True),
+    "parallel_tool_calls": Field("boolean"),
     "modalities": Field("any", inert=(["text"],)),
     "audio": Field("object", inert=()),
     "prediction": Field("object", inert=()),
     "reasoning_effort": Field("string", inert=()),
     **COMMON,
 }
+GUIDED: Final = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}  # an older vLLM's names
+LOGITS: Final = "a simulated server has no logits: its output is a fixed text"
 TOKENIZE: Final = {
     "model": Field("string"),
     "prompt": Field("string"),
@@ -217,6 +221,8 @@ def read(body: Mapping[str, Any], table: Mapping[str, Field], door: Door = STRIC
     """Return every field of a table with its value or default; raise ApiError for values that are wrong or unsupported,
     and for unknown fields of a strict server.
     """
+    if not door.is_simulated and "structured_outputs" in table:
+        body = modern(body)
     for name in body:
         if name not in table:
             if door.is_strict:
@@ -234,6 +240,18 @@ def read(body: Mapping[str, Any], table: Mapping[str, Field], door: Door = STRIC
     return values
 
 
+def modern(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a body with its `guided_` fields as `structured_outputs`. vLLM 0.33 ignores them, as does a simulated
+    server; from a model, an output that should be constrained and is not would be worse.
+    """
+    guided = {GUIDED[name]: value for name, value in body.items() if name in GUIDED and value is not None}
+    stated = body.get("structured_outputs")
+    if not guided or not isinstance(stated, dict | None):
+        return body
+    others = {name: value for name, value in body.items() if name not in GUIDED}
+    return {**others, "structured_outputs": {**(stated or {}), **guided}}
+
+
 def _checked(name: str, row: Field, value: Any, door: Door) -> Any:
     if row.ignored:
         return None
@@ -242,6 +260,11 @@ def _checked(name: str, row: Field, value: Any, door: Door) -> Any:
     if door.is_inert(row):
         if value not in (row.inert or ()):
             raise ApiError(f"{name}: not supported ({_shown(value)}); remove it", param=name)
+        return row.default
+    if row.of_logits and door.is_simulated and value:
+        if door.is_strict:
+            raise ApiError(f"{name}: {LOGITS}", param=name)
+        door.note(name, f"accepted without effect; {LOGITS}")
         return row.default
     if row.inert is not None and not row.simulated and value not in row.inert:
         door.note(name, "accepted without effect, as no model runs")

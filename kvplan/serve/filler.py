@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from re import _constants as codes  # type: ignore[attr-defined] # the parser behind `re`
 from re import _parser as patterns  # type: ignore[attr-defined]
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import re2
 
+from engine.config import Constraint
 from kvplan.serve.fields import ApiError
 
 MOST_DEPTH: Final = 64
@@ -35,89 +36,20 @@ class UnfilledError(Exception):
     """A schema that no value is known for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The call of a tool that a request forces; is_named: it names the tool, and the output is the arguments alone."""
-
-    name: str
-    arguments: str
-    is_named: bool
-
-    @property
-    def opening(self) -> str:
-        return "" if self.is_named else f'[{{"name": {json.dumps(self.name)}, "parameters": '
-
-    @property
-    def text(self) -> str:
-        return self.arguments if self.is_named else f"{self.opening}{self.arguments}}}]"
-
-    def argued(self, num_chars: int) -> str:
-        """Return the arguments as far as the first characters of the text have them."""
-        return self.arguments[: max(0, num_chars - len(self.opening))]
-
-
-def forced_call(tools: Any, choice: Any) -> Call | None:
-    """Return the call that `tools` and `tool_choice` force, or None; raise ApiError, as vLLM, where they disagree."""
-    if not tools and choice in (None, "none"):
-        return None
-    if not isinstance(tools, list) or not tools:
-        raise ApiError("When using `tool_choice`, `tools` must be set.", param="tool_choice")
-    schemas: dict[str, Any] = {}
-    for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ApiError("tools must be functions with a name", param="tools")
-        schemas[function["name"]] = function.get("parameters") or {"type": "object"}
-    match choice:
-        case None | "none" | "auto":  # a model may do without
-            return None
-        case "required":
-            name = next(iter(schemas))
-        case {"function": {"name": str(name)}} | {"type": "function", "name": str(name)} if name in schemas:
-            pass
-        case _:
-            problem = "tool_choice must be none, auto, required, or name one of the specified `tools`"
-            raise ApiError(problem, param="tool_choice")
-    return Call(name, _json_text(schemas[name], "tools"), choice != "required")
-
-
-def constrained_text(response_format: Any, constraints: Any) -> str | None:
-    """Return the text for `response_format` and `structured_outputs`; None: they allow any text."""
-    match response_format:
-        case None | {"type": "text" | "structural_tag"}:
-            pass
-        case {"type": "json_object"}:
-            return "{}"
-        case {"type": "json_schema", "json_schema": {"schema": schema}} | {"type": "json_schema", "schema": schema}:
-            return _json_text(schema, "response_format")
-        case _:
-            raise ApiError("response_format must be text, json_object or json_schema", param="response_format")
-    match {name: value for name, value in (constraints or {}).items() if value is not None}:
-        case {"json": schema}:
-            return _json_text(schema, "structured_outputs")
-        case {"json_object": True}:
-            return "{}"
-        case {"regex": str(pattern)}:
-            return _filled(lambda: matching(pattern), "structured_outputs")
-        case {"choice": [str(text), *_]}:
-            return text
-        case {"grammar": _}:
-            problem = "structured_outputs.grammar: a simulated server writes no text of a grammar; use json or regex"
-            raise ApiError(problem, param="structured_outputs")
-    return None
-
-
-def _json_text(schema: Any, param: str) -> str:
-    def text() -> str:
-        document = json.loads(schema) if isinstance(schema, str) else schema
-        return json.dumps(value_of(document), ensure_ascii=False)
-
-    return _filled(text, param)
-
-
-def _filled(text: Callable[[], str], param: str) -> str:
+def text_of(constraint: Constraint, param: str) -> str:
+    """Return a text that a constraint of this field allows; raise ApiError where none is known."""
     try:
-        return text()
+        match constraint.kind:
+            case "json":
+                return json.dumps(value_of(json.loads(constraint.text)), ensure_ascii=False)
+            case "regex":
+                return matching(constraint.text)
+            case "choice":
+                return str(json.loads(constraint.text)[0])
+            case "grammar":
+                raise UnfilledError("a simulated server writes no text of a grammar")
+            case _:
+                assert_never(constraint.kind)
     except Exception as error:  # a schema can be anything
         problem = f"{param}: no value is known for the schema ({str(error)[:120] or type(error).__name__})"
         raise ApiError(f"{problem}; simplify it", param=param) from error

@@ -6,7 +6,7 @@ from math import isfinite
 from random import getrandbits
 from typing import TYPE_CHECKING, Any, Final
 
-from engine.config import SamplingParams
+from engine.config import Constraint, SamplingParams
 from kvplan.core.errors import KvplanError
 from kvplan.serve.fields import ApiError, is_whole
 from kvplan.serve.jobs import Group, Job, Mailbox, Piece
@@ -34,7 +34,10 @@ class Limits:
     max_num_queued_tokens: int | None = None
 
 
-def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, index: int) -> SamplingParams:
+def params_of(
+    values: dict[str, Any], max_tokens: int, logprobs: int | None, index: int, constraint: Constraint | None,
+    *, is_simulated: bool,
+) -> SamplingParams:  # fmt: skip
     """Return the sampling parameters of completion `index` of n; each has its own seed, as in vLLM."""
     seed, of_prompt = values["seed"], values["prompt_logprobs"]
     try:
@@ -55,6 +58,12 @@ def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, ind
             presence_penalty=values["presence_penalty"],
             frequency_penalty=values["frequency_penalty"],
             logit_bias={int(token): bias for token, bias in (values["logit_bias"] or {}).items()},
+            min_tokens=values["min_tokens"],
+            bad_words=tuple(values["bad_words"]),
+            allowed_token_ids=values["allowed_token_ids"] and tuple(values["allowed_token_ids"]),
+            detokenize=is_simulated or bool(values["stop"]),  # else the worker's second thread does it
+            skip_special_tokens=values["skip_special_tokens"],
+            structured_outputs=constraint,
         )
     except KvplanError as error:
         raise ApiError(str(error)) from error

@@ -10,17 +10,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.responses import JSONResponse, Response
 
-from engine.config import SamplingParams
+from engine.config import Constraint, SamplingParams
+from kvplan.core.errors import KvplanError
 from kvplan.serve.answers import ChatShape, CompletionShape, Echo, PromptIds, Shape, Texts
 from kvplan.serve.bodies import parsed
 from kvplan.serve.chat import ChatTemplate, messages_of
 from kvplan.serve.faults import Faults
 from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, Door, read
-from kvplan.serve.filler import constrained_text, forced_call
+from kvplan.serve.filler import text_of
 from kvplan.serve.generation import (
     Limits,
     check_chars,
@@ -35,6 +36,10 @@ from kvplan.serve.generation import (
 from kvplan.serve.jobs import Simulated
 from kvplan.serve.pooling import EMBEDDING, SCORE, VectorShape, paired
 from kvplan.serve.responses import ResponseShape, chat_body
+from kvplan.serve.structured import Calls, constraint_of, forced_calls
+
+if TYPE_CHECKING:
+    from engine.masks import Grammars
 
 MAX_BODY_BYTES: Final = 16 << 20
 MOST_LARGE: Final = 8  # bodies above bodies.SMALL that are received or wait for their thread; others are not read yet
@@ -92,8 +97,11 @@ class Intake:
     that those without a key hold up nobody with one.
     """
 
-    def __init__(self, served: ServedModel, tokenizer: Any, max_model_len: int) -> None:
-        self._served, self._tokenizer, self._context = served, tokenizer, max_model_len
+    def __init__(
+        self, served: ServedModel, tokenizer: Any, max_model_len: int, grammars: "Grammars | None" = None
+    ) -> None:
+        """grammars: of an engine."""
+        self._served, self._tokenizer, self._context, self._grammars = served, tokenizer, max_model_len, grammars
         longest = 1 if tokenizer is None else max(map(len, tokenizer.get_vocab()), default=1)
         self._most_chars = max_model_len * longest
         self._threads = {is_keyed: ThreadPoolExecutor(1, "kvplan-intake") for is_keyed in (True, False)}
@@ -149,8 +157,8 @@ class Intake:
     def response(self, data: bytes) -> Prepared:
         body = parsed(data, self._context)
         chat = self.chat_of(read(chat_body(body), CHAT, self._served.door))
-        call = chat.shape.call if isinstance(chat.shape, ChatShape) else None
-        return replace(chat, shape=ResponseShape(body, len(chat.prompts[0]), call))
+        calls = chat.shape.calls if isinstance(chat.shape, ChatShape) else None
+        return replace(chat, shape=ResponseShape(body, len(chat.prompts[0]), calls))
 
     def native(self, data: bytes) -> Prepared:
         """Return a request of the face's own generation."""
@@ -233,16 +241,19 @@ class Intake:
         if values["top_logprobs"] and not values["logprobs"]:
             raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
         num_top = values["top_logprobs"] if values["logprobs"] else None
-        call = forced_call(values["tools"], values["tool_choice"])
+        calls = forced_calls(values["tools"], values["tool_choice"], is_parallel=values["parallel_tool_calls"])
+        is_free = calls is None and values["tools"] and values["tool_choice"] != "none"
+        if is_free and not self._served.door.is_simulated:
+            problem = "auto needs a parser of the model's own calls, which the engine has not"
+            raise ApiError(f"tool_choice: {problem}; name a tool, or use required or none", param="tool_choice")
         prompt = truncated(self._chat_prompt(values, self._most_chars), values, self._context)
         max_tokens = values["max_completion_tokens"]
         if max_tokens is None:
             max_tokens = values["max_tokens"]
         answers = self._lengths([prompt], max_tokens, "messages")
         ids = PromptIds([prompt], values["n"]) if values["return_token_ids"] else None
-        shape = ChatShape(self._texts(values), num_top, call, ids)
-        text = None if call is None else call.text
-        return self._prepared(model, values, [prompt], answers, num_top, shape, text)
+        shape = ChatShape(self._texts(values), num_top, calls, ids)
+        return self._prepared(model, values, [prompt], answers, num_top, shape, calls)
 
     def tokenize(self, data: bytes) -> Response:
         values = read(parsed(data, self._context), TOKENIZE, self._served.door)
@@ -294,37 +305,50 @@ class Intake:
 
     def _prepared(
         self, model: str, values: dict[str, Any], prompts: list[list[int]], answers: list[int], logprobs: int | None,
-        shape: Shape, text: str | None = None,
+        shape: Shape, calls: Calls | None = None,
     ) -> Prepared:  # fmt: skip
-        """Return a request; text: what its output has to be."""
+        """Return a request; calls: of tools, which its output has to be."""
         if values["stop"] and self._tokenizer is None:
             raise ApiError("stop: the model has no tokenizer; use stop_token_ids", param="stop")
-        params = [[params_of(values, tokens, logprobs, index) for index in range(values["n"])] for tokens in answers]
-        simulated = self._simulated(values, answers, text) if self._served.door.is_simulated else None
-        return Prepared(model, values, prompts, params, shape, simulated)
-
-    def _simulated(self, values: dict[str, Any], answers: list[int], text: str | None) -> Simulated:
-        """Return what a simulated server has to know of a request's output."""
         min_tokens = values["min_tokens"]
         if min_tokens > min(answers):
             problem = f"min_tokens must be less than or equal to max_tokens={min(answers)}, got {min_tokens}."
             raise ApiError(problem, param="min_tokens")
+        if values["allowed_token_ids"] == []:
+            raise ApiError("allowed_token_ids is not None and empty!", param="allowed_token_ids")
+        constraint, param = (calls.constraint, "tools") if calls is not None else constraint_of(values) or (None, "")
+        simulated = self._simulated(values, constraint, param) if self._served.door.is_simulated else None
+        if simulated is None and constraint is not None:
+            self._check(constraint, param)
+        is_simulated = simulated is not None
+        of_prompts = [
+            [
+                params_of(values, tokens, logprobs, index, constraint, is_simulated=is_simulated)
+                for index in range(values["n"])
+            ]
+            for tokens in answers
+        ]
+        return Prepared(model, values, prompts, of_prompts, shape, simulated)
+
+    def _check(self, constraint: Constraint, param: str) -> None:
+        """Compile a constraint, which the engine then has; raise ApiError where it cannot be."""
+        assert self._grammars is not None, "of an engine"
+        try:
+            self._grammars.matcher(constraint)
+        except KvplanError as error:
+            raise ApiError(str(error).replace("structured_outputs", param, 1), param=param) from error
+
+    def _simulated(self, values: dict[str, Any], constraint: Constraint | None, param: str) -> Simulated:
+        """Return what a simulated server has to know of a request's output."""
         if values["prompt_logprobs"] is not None and values["stream"]:
             raise ApiError("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
-        if values["logit_bias"]:
-            problem = "a simulated server has no logits to add to: its output is a fixed text"
-            if self._served.door.is_strict:
-                raise ApiError(f"logit_bias: {problem}", param="logit_bias")
-            self._served.door.note("logit_bias", f"accepted without effect; {problem}")
         transfer = values["kv_transfer_params"]
         if transfer and not self._served.hands_over:
             self._served.door.note("kv_transfer_params", "accepted without effect; see --kv-transfer-config")
-        if text is None:
-            text = constrained_text(values["response_format"], values["structured_outputs"])
-        answer = (
-            None if text is None else tuple(encode(self._tokenizer, text, special=False, param="structured_outputs"))
-        )
-        return Simulated(min_tokens, answer, is_whole=not values["stream"], transfer=transfer)
+        is_whole, answer = not values["stream"], None
+        if constraint is not None:
+            answer = tuple(encode(self._tokenizer, text_of(constraint, param), special=False, param=param))
+        return Simulated(answer, is_whole=is_whole, transfer=transfer)
 
 
 def _refuse_long(length: int, limit: int, what: str, param: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import SamplingParams
+from engine.detokenizer import Detokenizer
 from engine.request import Request
 
 
@@ -104,14 +105,12 @@ class Group:
 class Simulated:
     """What a request asks of a simulated server alone.
 
-    min_tokens  generated tokens before which it does not end, except at its limit
     answer      token ids of its output; None: a part of the fixed text
     is_pooled   it ends with its prompt, and no token is generated
     transfer    its kv_transfer_params
     is_whole    nobody reads its output before its end
     """
 
-    min_tokens: int = 0
     answer: tuple[int, ...] | None = None
     is_pooled: bool = False
     transfer: dict[str, Any] | None = None
@@ -141,6 +140,7 @@ class Job:
     times: Timed = field(default_factory=Timed)
     request: Request | None = None  # the backend's request; used in its thread only
     delay: float = 0.0  # seconds between a token's step and its delivery to the client
+    detokenizer: Detokenizer | None = None  # used in the thread that makes texts only
     num_told: int = 0  # tokens counted; used in the backend's thread only
     has_token: bool = False  # set in the backend's thread
     has_ended: bool = False  # used in the loop only

@@ -35,6 +35,8 @@ ERROR = {
     },
     "required": ["error"],
 }
+# What they may be depends on each other, and on what a compiler of grammars takes.
+UNDESCRIBED = ("tools", "tool_choice", "response_format", "structured_outputs")
 ANSWERS = {"4XX": "What is wrong with the request.", "5XX": "What the server cannot do now."}
 
 
@@ -49,13 +51,15 @@ def own_schemas(model: str, num_tokens: int) -> dict[str, Any]:
         "prompt": prompt,
         "messages": messages,
         "tokens": tokens,
+        "allowed_token_ids": {"anyOf": [{**tokens, "minItems": 1}, NULL]},
         "stream_options": {"anyOf": [STREAM_OPTIONS, NULL]},
     }
 
 
 def body(table: Mapping[str, Field], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a request body."""
-    properties = {name: own.get(name) or field.schema() for name, field in table.items() if field.inert is None}
+    described = {name: field for name, field in table.items() if field.inert is None and name not in UNDESCRIBED}
+    properties = {name: own.get(name) or field.schema() for name, field in described.items()}
     required = [name for name, field in table.items() if field.required]
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     needs = [needed(*pair) for pair in NEEDED.items() if pair[0] in properties]

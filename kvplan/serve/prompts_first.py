@@ -44,7 +44,8 @@ class ServedPromptsFirst(PromptsFirst):
 
     def _append(self, live: Live, sampled: Mapping[str, Any]) -> None:
         seq = live.seq
-        seq.extend(sampled[seq.request_id][:1], self.limits.context_len)
+        seq.most_tokens = min(seq.num_prompt_tokens + seq.max_tokens, self.limits.context_len)
+        seq.extend(sampled[seq.request_id][:1])
         live.tokens.append(seq.token_ids[-1] + self._keys[seq])
         live.is_done = seq.is_finished
 

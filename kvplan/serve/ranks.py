@@ -7,6 +7,7 @@ from typing import Any
 
 from engine import Engine
 from engine.config import SamplingParams
+from engine.masks import Grammars
 from engine.request import Request, RequestOutput, TokenUpdate
 from engine.scheduler import Scheduler
 from kvplan.serve.backend import BackendLostError
@@ -21,6 +22,10 @@ class Leader:
     @property
     def tokenizer(self) -> Any:
         return self._engine.tokenizer
+
+    @property
+    def grammars(self) -> Grammars:
+        return self._engine.grammars
 
     @property
     def scheduler(self) -> Scheduler:

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from kvplan.serve.answers import Choice
 from kvplan.serve.fields import ApiError
-from kvplan.serve.filler import Call
 from kvplan.serve.generation import Generation
+from kvplan.serve.structured import Calls
 
 TEXTS: Final = ("input_text", "output_text", "text")
 # Fields of a response that a chat lacks, and those that it has under another name or in another form.
@@ -50,6 +50,7 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     chat = {name: value for name, value in body.items() if name not in OWN}
     chat |= {"messages": messages, "max_completion_tokens": body.get("max_output_tokens"), "tools": tools}
     chat["tool_choice"] = body.get("tool_choice") if tools else None
+    chat["parallel_tool_calls"] = False  # a response has one item
     if isinstance(body.get("text"), dict):
         chat["response_format"] = body["text"].get("format")
     return chat
@@ -83,7 +84,7 @@ class ResponseShape:
 
     stated: dict[str, Any]
     prompt_len: int
-    call: Call | None = None
+    calls: Calls | None = None  # of which there is one
     prefix: str = "resp"
     _item: str = field(default_factory=lambda: uuid.uuid4().hex)
     _number: int = 0  # of the next event
@@ -109,10 +110,10 @@ class ResponseShape:
         return {**head, **done, "output": [self._output(choice, str(done["status"]))], "usage": usage}
 
     def _output(self, choice: Choice, status: str) -> dict[str, Any]:
-        if self.call is not None:
-            arguments = {"name": self.call.name, "arguments": self.call.argued(len(choice.text))}
+        if self.calls is not None:
+            name, arguments = self._call(choice)
             own = {"type": "function_call", "call_id": f"call_{self._item}", "id": f"fc_{self._item}"}
-            return {**own, **arguments, "status": status}
+            return {**own, "name": name, "arguments": arguments, "status": status}
         return {
             "type": "message",
             "id": f"msg_{self._item}",
@@ -132,17 +133,17 @@ class ResponseShape:
         choice, started = Choice(0), {**head, "status": "in_progress", "output": []}
         item = self._output(choice, "in_progress")["id"]
         place: dict[str, Any] = {"item_id": item, "output_index": 0}
-        kind = "function_call_arguments" if self.call is not None else "output_text"
-        if self.call is None:
+        kind = "function_call_arguments" if self.calls is not None else "output_text"
+        if self.calls is None:
             place["content_index"] = 0
-        logprobs: dict[str, Any] = {} if self.call is not None else {"logprobs": []}
+        logprobs: dict[str, Any] = {} if self.calls is not None else {"logprobs": []}
         async for several in generation.pieces():
             lines = []
             if not self._number:
                 lines += [self._event("created", response=started), self._event("in_progress", response=started)]
                 opened = self._output(choice, "in_progress")
                 lines.append(self._event("output_item.added", output_index=0, item=opened))
-                if self.call is None:
+                if self.calls is None:
                     lines.append(self._event("content_part.added", part=_part(""), **place))
             for piece in [single for _, whole in several for single in whole.singles()]:
                 before = self._shown(choice)
@@ -153,9 +154,9 @@ class ResponseShape:
         if choice.reason is None:  # the client has gone
             return
         whole = self.whole(head, [choice])
-        if self.call is not None:
-            arguments = self._shown(choice)
-            yield self._event(f"{kind}.done", name=self.call.name, arguments=arguments, **place)
+        if self.calls is not None:
+            name, arguments = self._call(choice)
+            yield self._event(f"{kind}.done", name=name, arguments=arguments, **place)
         else:
             yield self._event(f"{kind}.done", text=choice.text, **place, **logprobs)
             yield self._event("content_part.done", part=_part(choice.text), **place)
@@ -163,7 +164,12 @@ class ResponseShape:
         yield self._event(whole["status"], response=whole)
 
     def _shown(self, choice: Choice) -> str:
-        return choice.text if self.call is None else self.call.argued(len(choice.text))
+        return choice.text if self.calls is None else self._call(choice)[1]
+
+    def _call(self, choice: Choice) -> tuple[str, str]:
+        """Return the name and the arguments of the call, as far as they are known."""
+        assert self.calls is not None, "of an output that is a call"
+        return next(iter(self.calls.of(choice.text)), (self.calls.name or "", ""))
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -175,6 +175,8 @@ class Twin:
     warn           takes a line for whoever runs the server
     """
 
+    grammars = None
+
     def __init__(
         self,
         plan: Plan,
@@ -292,7 +294,7 @@ class Twin:
         self.scheduler.add(seq)
         if handover is not None and simulated.transfer:
             handover.expect(seq, simulated.transfer)
-        request = Request(seq, params, on_token, self.tokenizer, min_tokens=script.min_tokens)
+        request = Request(seq, params, on_token, self.tokenizer)
         self._requests[seq.request_id], self._scripts[seq.request_id] = request, script
         if params.prompt_logprobs is not None:
             rivals = max(1, params.prompt_logprobs)
@@ -304,12 +306,12 @@ class Twin:
         if simulated.answer is not None:
             return Script(simulated.answer, 0, Random(start), ends=True)
         script = Script(
-            self._words, start % len(self._words), Random(start), simulated.min_tokens, is_pooled=simulated.is_pooled
+            self._words, start % len(self._words), Random(start), params.min_tokens, is_pooled=simulated.is_pooled
         )
         can_stop = params.stop or not seq.stop_token_ids.isdisjoint(self._words)
         if self._texts and not can_stop and params.logprobs is None and self._drafts is None:
             has_end = bool(self._eos) and not params.ignore_eos
-            script.last = max(simulated.min_tokens, self._output_tokens - 1) if has_end else sys.maxsize
+            script.last = max(params.min_tokens, self._output_tokens - 1) if has_end else sys.maxsize
             if simulated.is_whole:
                 script.tick = TokenUpdate(seq.request_id, 0, "")
         return script

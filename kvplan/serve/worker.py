@@ -1,4 +1,8 @@
-"""The thread that owns the backend: requests arrive in a queue, outputs go back to the event loop."""
+"""The thread that owns the backend: requests arrive in a queue, outputs go back to the event loop.
+
+They go by a second thread, which makes text of tokens while the first one waits for the device. Only a request with
+stop strings has its text before: whether it ends depends on it.
+"""
 
 import asyncio
 import concurrent.futures
@@ -11,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from engine.detokenizer import Detokenizer
 from engine.request import Request, RequestOutput, TokenUpdate
 from kvplan.core.errors import KvplanError, SettingError
 from kvplan.serve.backend import Backend, BackendLostError
@@ -69,6 +74,8 @@ class Worker:
         self._inbox: queue.SimpleQueue[Job | str | Callable[[], None] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="kvplan-engine", daemon=True)
+        self._outbox: queue.SimpleQueue[dict[Job, Piece] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._texts = threading.Thread(target=self._make_texts, name="kvplan-texts", daemon=True)
         self._own: dict[str, Job] = {}  # in the thread: jobs submitted to the backend
         self._unscheduled: dict[str, Job] = {}  # in the thread: of those, jobs that have not run
         self._counts: dict[Job, int] = {}  # in the thread: this step's tokens
@@ -82,6 +89,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._hooks.attach(self._post)
         self._thread.start()
+        self._texts.start()
 
     def _post(self, run: Callable[[], None]) -> None:
         """Make the thread call something between two steps, and show what it changes."""
@@ -150,8 +158,9 @@ class Worker:
     def close(self) -> None:
         """End the thread after its current step, even if requests are unfinished."""
         self._inbox.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in (self._thread, self._texts):
+            if thread.is_alive():
+                thread.join()
 
     def _lose(self, error: Exception) -> None:
         """Fail what is unfinished: the backend's thread has ended by this error."""
@@ -193,9 +202,9 @@ class Worker:
             self.is_well = False
             self.metrics.failed(error)
             self._pieces.clear()
-            if self._loop is not None:
-                with suppress(RuntimeError):  # the loop has ended, and nobody waits
-                    self._loop.call_soon_threadsafe(self._lose, error)
+            self._outbox.put(partial(self._lose, error))
+        finally:
+            self._outbox.put(None)
 
     def _work(self) -> None:
         while self._take_in():
@@ -344,9 +353,35 @@ class Worker:
             if request is not None:
                 piece.num_cached_tokens = request.num_cached_tokens
                 piece.prompt_logprobs = () if job.params.prompt_logprobs is None else request.prompt_logprobs
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._deliver, pieces)
+        self._outbox.put(pieces)
+
+    # --- in the thread that makes texts -------------------------------------------------------------------------
+
+    def _make_texts(self) -> None:
+        """Deliver what the first thread sends, in its order, with the texts that are still to be made."""
+        while (item := self._outbox.get()) is not None:
+            if isinstance(item, dict):
+                item = partial(self._deliver, {job: self._with_texts(job, piece) for job, piece in item.items()})
+            assert self._loop is not None, "a job came from it"
+            with suppress(RuntimeError):  # the event loop is closed, and nobody waits
+                self._loop.call_soon_threadsafe(item)
+
+    def _with_texts(self, job: Job, piece: Piece) -> Piece:
+        tokenizer, params = self.backend.tokenizer, job.params
+        if params.detokenize or tokenizer is None or not piece.token_ids:
+            return piece
+        try:
+            if job.detokenizer is None:
+                skips = params.skip_special_tokens
+                job.detokenizer = Detokenizer(tokenizer, job.prompt, skip_special_tokens=skips)
+            piece.texts = list(map(job.detokenizer.step, piece.token_ids))
+            if piece.finish is not None and piece.finish.reason in ("stop", "length"):
+                piece.texts[-1] += job.detokenizer.flush()
+        except Exception as error:  # of a tokenizer: it ends its request, and no other
+            return failed(error)
+        return piece
+
+    # --- in the first thread ------------------------------------------------------------------------------------
 
     def _may_gather(self) -> bool:
         """True while the next step may add to what there is to send."""

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
 from engine.request import RequestOutput, TokenUpdate
-from engine.sampler import SampledAhead
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 from engine.stats import Stats
@@ -339,12 +338,12 @@ def fail_once(engine: Engine, error: BaseException, at_step: int) -> None:
     """The step that would be the engine's `at_step`-th raises instead of running."""
     run, steps = engine.runner.run, iter(range(1, 1_000))
 
-    def failing(arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
+    def failing(arrays: BatchArrays, params: list[SamplingParams]) -> Any:
         if next(steps) == at_step:
             raise error
         return run(arrays, params)
 
-    engine.runner.run = failing  # type: ignore[method-assign]
+    engine.runner.run = failing  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a kernel failed"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])

@@ -42,9 +42,9 @@ def noted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     events: list[str] = []
     run, wait = engine.runner.run, SampledAhead.wait
     numbers: dict[int, int] = {}
-    alive: list[SampledAhead] = []
+    alive: list[Any] = []
 
-    def launch(arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
+    def launch(arrays: BatchArrays, params: list[SamplingParams]) -> Any:
         sampled = run(arrays, params)
         alive.append(sampled)  # so that no id comes twice
         numbers[id(sampled)] = len(alive)
@@ -91,11 +91,11 @@ def test_a_token_goes_from_step_to_step_without_the_host() -> None:
     engine = overlapping("llama")
     run, seen = engine.runner.run, list[list[int]]()
 
-    def launch(arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
+    def launch(arrays: BatchArrays, params: list[SamplingParams]) -> Any:
         seen.append(arrays.token_ids.tolist())
         return run(arrays, params)
 
-    engine.runner.run = launch  # type: ignore[method-assign]
+    engine.runner.run = launch  # type: ignore[method-assign, assignment]
     engine.generate([[5, 6, 7], [8, 9]], [greedy(4), greedy(2)])
     # ~0 and ~1 stand for what the first and the second row of the step before sampled.
     assert seen == [[5, 6, 7, 8, 9], [~0, ~1], [~0], [~0]]
@@ -489,12 +489,12 @@ def test_a_step_that_fails_at_its_launch_leaves_the_one_in_flight_alone() -> Non
         engine.add_request(prompt, greedy(NUM_TOKENS), request_id=name)
     run, steps = engine.runner.run, iter(range(1, 1_000))
 
-    def failing(arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
+    def failing(arrays: BatchArrays, params: list[SamplingParams]) -> Any:
         if next(steps) == 3:
             raise RuntimeError("a kernel failed")
         return run(arrays, params)
 
-    engine.runner.run = failing  # type: ignore[method-assign]
+    engine.runner.run = failing  # type: ignore[method-assign, assignment]
     engine.step()
     with pytest.raises(RuntimeError, match="a kernel failed"):
         engine.step()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine import SamplingParams
+from engine.detokenizer import Detokenizer
 from engine.draft_rules import SpeculativeConfig
 from kvplan.serve.real import cache_config
 from kvplan.serve.text import stand_in
@@ -41,6 +42,43 @@ def test_greedy_tokens_are_the_engines(server: Serving) -> None:
         assert output.logprobs is not None
         chosen = [row.chosen for row in output.logprobs]
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(chosen, abs=1e-4)
+
+
+def test_texts_are_made_in_a_thread_of_their_own_unless_a_stop_depends_on_them(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole and in pieces they are the engine's, which makes them with the tokens; bytes that are no letter too."""
+    names: list[str] = []
+    step = Detokenizer.step
+
+    def noted(detokenizer: Detokenizer, token: int) -> str:
+        names.append(threading.current_thread().name)
+        return step(detokenizer, token)
+
+    params = [SamplingParams(max_tokens=20, seed=n, temperature=2, ignore_eos=True) for n in range(6)]
+    texts = [output.text for output in small_engine().generate([PROMPTS[0]] * 6, params)]
+    assert any("\ufffd" in text for text in texts)
+    monkeypatch.setattr(Detokenizer, "step", noted)
+    for seed, text in enumerate(texts):
+        body = {"prompt": PROMPTS[0], "max_tokens": 20, "seed": seed, "temperature": 2, "ignore_eos": True}
+        assert server.post(TEXT, **body)["choices"][0]["text"] == text
+        assert "".join(event["choices"][0]["text"] for event in server.stream(TEXT, **body)) == text
+    assert (set(names), len(names)) == ({"kvplan-texts"}, 240)
+    server.post(TEXT, **body, stop=["no such text"])
+    assert names[240:] == ["kvplan-engine"] * 20
+
+
+def test_a_tokenizer_that_fails_ends_its_request_alone(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Detokenizer.step
+
+    def failing(detokenizer: Detokenizer, token: int) -> str:
+        if len(detokenizer._token_ids) == 8:
+            raise ValueError(token)
+        return step(detokenizer, token)
+
+    monkeypatch.setattr(Detokenizer, "step", failing)
+    assert server.refusal(TEXT, {"prompt": [5, 6], "max_tokens": 9, "ignore_eos": True})[0] == 500
+    assert server.post(TEXT, prompt=[5, 6], max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
 
 
 def test_a_seed_draws_what_the_engine_draws(server: Serving) -> None:

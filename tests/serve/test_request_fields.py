@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 
 from kvplan.serve.fields import ApiError, Door
-from kvplan.serve.filler import constrained_text, forced_call, matching, value_of
+from kvplan.serve.filler import matching, text_of, value_of
+from kvplan.serve.structured import constraint_of, forced_calls
 from tests.support.serving import Serving, serving, tokenizer, twin
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -35,7 +36,8 @@ def test_every_field_is_taken(server: Serving, path: str, name: str) -> None:
 
 def test_all_fields_at_once_are_taken(server: Serving) -> None:
     for path, fields in FIELDS.items():
-        values = {name: value for name, value in fields.items() if name not in ("max_tokens", "model")}
+        left_out = ("max_tokens", "model", "structured_outputs")  # beside response_format, vLLM too refuses the last
+        values = {name: value for name, value in fields.items() if name not in left_out}
         assert server.ask("POST", path, {**values, **NEEDED[path]})[0] == 200
 
 
@@ -175,8 +177,11 @@ UNFILLED: list[Any] = [
 
 @pytest.mark.parametrize("number", range(len(UNFILLED)))
 def test_a_schema_without_a_known_value_is_refused(number: int) -> None:
+    stated = {"type": "json_schema", "json_schema": {"schema": UNFILLED[number]}}
+    constraint = constraint_of({"response_format": stated, "structured_outputs": None})
+    assert constraint is not None
     with pytest.raises(ApiError, match="response_format: no value is known"):
-        constrained_text({"type": "json_schema", "json_schema": {"schema": UNFILLED[number]}}, None)
+        text_of(*constraint)
 
 
 @pytest.mark.parametrize("pattern", [r"\d{3}-\d{4}", "[^@]+@[a-z]+[.]com", r"(?:foo){2,}\w*", "^(yes|no)$", "[^a]b?"])
@@ -205,4 +210,4 @@ def test_structured_output_is_the_whole_text(server: Serving) -> None:
 )
 def test_tools_that_disagree_are_refused(tools: Any, choice: Any) -> None:
     with pytest.raises(ApiError):
-        forced_call(tools, choice)
+        forced_calls(tools, choice)

@@ -368,6 +368,7 @@ def test_tokenization_holds_up_no_other_path() -> None:
     backend = twin()
     slow = backend.tokenizer = Slow()
     with serving(backend) as server:
+        backend.tokenizer = tokenizer()  # which makes text of tokens
         counted: list[Any] = []
         thread = threading.Thread(target=lambda: counted.append(server.post("/tokenize", prompt="Hello")))
         thread.start()
