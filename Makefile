@@ -5,7 +5,7 @@
 PYTHON ?= python3
 SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
 
-.PHONY: demo preflight gallery demo-engine demo-serve test test-full test-exhaustive compile-table gpu constraints test-twin test-lowest times sbom hashes verify-hashes audit pins
+.PHONY: demo preflight gallery course demo-engine demo-serve test test-full test-exhaustive compile-table gpu constraints test-twin test-lowest times sbom hashes verify-hashes audit pins
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, each of which would compile kvplan anew
 
 demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
@@ -13,6 +13,9 @@ demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
 
 gallery: .venv/dev.stamp # the pictures of docs/gallery.md, in the Chromium that is installed
 	.venv/bin/python docs/pictures/gallery.py
+
+course: .venv/dev.stamp # the chapters of docs/course as notebooks
+	.venv/bin/python docs/course/notebooks.py
 
 # `kvplan preflight` as one file, for a machine with nothing but Python.
 preflight: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)

@@ -4,7 +4,8 @@
 
 ORACLE is a folder with the server's code (`vllm-src`), as for benchmarks/registries.py. ROWS answer, on one GPU and on
 two, cases about configs in FOLDER, each in a folder named after its class, or for KIND `published` after an entry of
-the catalog. A class has the first of the given kinds that the server answers. Prints what has none, and why.
+the catalog. A class has the first of the kinds, published before defaults before pieces, that the server answers; one
+without a new answer keeps its row. Prints what has none, and why.
 """
 
 import ast
@@ -27,10 +28,14 @@ SECTIONS = {
 }  # fmt: skip
 # Keys of every config of transformers that say nothing about sizes.
 IRRELEVANT = re.compile(
-    r"_name_or_path|.*dropout|.*_token_id|.*_token_index|id2label|label2id|output_\w+|problem_type|return_dict|use_cache|"
+    r"_name_or_path|.*dropout|.*_token_id|.*_token_index|id2label|label2id|output_(attentions|hidden_states|router_logits)|problem_type|"
+    r"return_dict|use_cache|"
     r"initializer_\w+|chunk_size_feed_forward|is_encoder_decoder|transformers_version|.*_act|.*_aux_loss_coef|"
     r"\w*norm_eps|layer_norm_epsilon|layerdrop|.*_multiplier|.*_coef|logits?_scal\w+|time_step_\w+|.*_init(ializer)?_\w+"
 )
+KINDS = ("published", "defaults", "pieces")
+OUTCOMES = ("refused", "different")
+UNKNOWN = "no config: its class of config lies in the checkpoint's own code"
 KEPT = ("mm_", "activation_function")
 
 
@@ -60,13 +65,14 @@ def reduced(values: dict[str, Any]) -> dict[str, Any]:
 def figures(row: dict[str, Any]) -> dict[str, Any]:
     if "failed" in row:
         return {"failed": row["failed"].splitlines()[0][:120]}
+    tables = {"tables": row["weights"]["tables"]} if "tables" in row["weights"] else {}
     names = ("available_memory", "num_gpu_blocks", "kv_cache_size_tokens", "max_concurrency", "error")
     results = [{name: result[name] for name in names if name in result} for result in row.get("results", ())]
     for result in results:
         if "error" in result:
             result["error"] = result["error"][:60]
     groups = [[group["kind"], group["num_layers"], group["page_size_bytes"]] for group in row.get("groups", ())]
-    return {"weights": row["weights"]["param_bytes_per_rank"], "groups": groups, "blocks": results}
+    return {"weights": row["weights"]["param_bytes_per_rank"], **tables, "groups": groups, "blocks": results}
 
 
 def answers(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -86,26 +92,32 @@ def answers(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
             reach = "the oracle does not reach it" if any(text in failure for text in OUT_OF_REACH) else "refused"
             yield architecture, {"why": f"{kind}: {reach}: {failure.splitlines()[0][:100] if failure else 'one rank'}"}
             continue
-        model = catalog.find(model.replace("__", "/")) or model
-        stored = {"model": model} if kind == "published" else {"config": reduced(config)}
+        entry = catalog.find(model.replace("__", "/")) if kind == "published" else None
+        own = entry is not None and catalog.load(entry).architecture == architecture
+        stored: dict[str, Any] = {"model": entry} if own else {"config": reduced(config)}
+        if flags := both[0]["inputs"].get("engine_args"):
+            stored["flags"] = flags
         yield architecture, {"config_kind": kind, **stored, "results": [figures(row) for row in both]}
 
 
 def better(row: dict[str, Any], known: dict[str, Any]) -> bool:
-    """True for the first row that is answered, and for the first that is on two GPUs."""
-    complete = "failed" not in row.get("results", [{"failed": ""}])[-1]
-    return "results" not in known or (complete and "failed" in known["results"][-1])
+    """True for the first row that is answered, the first that is on two GPUs, and one of a better kind."""
+    if "results" not in known or "results" not in row:
+        return "results" not in known
+    failed, was = ("failed" in answer["results"][-1] for answer in (row, known))
+    return failed < was or (failed == was and KINDS.index(row["config_kind"]) < KINDS.index(known["config_kind"]))
 
 
 def main(home: Path, sources: list[str]) -> int:
-    answered: dict[str, dict[str, Any]] = {}
+    stored = map(json.loads, FACTS.read_text(encoding="utf-8").splitlines())
+    answered = {row["architecture"]: {k: v for k, v in row.items() if k not in OUTCOMES} for row in stored}
     for source in sources:
         for architecture, row in answers(source):
             if better(row, answered.get(architecture, {})):
                 answered[architecture] = row
     lines = []
     for architecture, section in registry(home).items():
-        row = answered.get(architecture, {"why": "no config: its class of config lies in the checkpoint's own code"})
+        row = answered.get(architecture, {"why": UNKNOWN})
         row = {"architecture": architecture, "section": section, **row}
         if "results" in row:
             verdict, why = outcome(row)

@@ -5,17 +5,18 @@
 Writes reports/goals.md from reports/goals.json. SUMMARY, the summary.json that benchmarks/gpu.py leaves, first puts
 what its stages measured into reports/goals.json, under its GPU: each GPU has a table of its own. A stage that was run
 anew loses all that it said before. Where several stages measured the same thing, the worst of it counts that the newest
-commit has shown. What no GPU has measured stays "not yet run on a GPU".
+commit has shown. What no GPU has measured stays "never run on a GPU", with what its stage has run on instead.
 """
 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import STAGES
 from benchmarks.gpu_stages.evidence import write_json, write_whole
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import load_json, path_text, printable
@@ -23,7 +24,18 @@ from kvplan.core.files import load_json, path_text, printable
 SCHEMA, SUMMARY_SCHEMA = "kvplan/goals@2", "kvplan/gpu@1"
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
 EVIDENCE, PAGE = REPORTS / "goals.json", REPORTS / "goals.md"
-NOT_RUN = "not yet run on a GPU"
+NOT_RUN, NOT_MEASURED = "never run on a GPU", "not measured"
+KERNELS = ("kernels", "kernels-grid")
+# What each stage of benchmarks/gpu.py has run on without a GPU, where it says nothing of a goal.
+ON_A_CPU = "on a CPU with tiny models"
+INTERPRETED = "on a CPU, in Triton's interpreter with tiny shapes; compiled for 8.0, 8.9, 9.0 and 10.0"
+TRIED = {
+    "smoke": "on a CPU: one kernel in Triton's interpreter, the model in plain torch",
+    "tests": "on a CPU, where they are only collected",
+    "kernels": INTERPRETED,
+    "kernels-grid": INTERPRETED,
+    "tune": "on a CPU, in Triton's interpreter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +57,12 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
+    """stages: of benchmarks/gpu.py, which measure it."""
+
     what: str
     goal: str
     needs: tuple[Need, ...]
+    stages: tuple[str, ...]
 
 
 # Tokens per second depend on the GPU's bandwidth: the goal is 25,000 of the 35,600 that an H200 could reach at most.
@@ -57,6 +72,7 @@ NANO_VLLM = Goal(
     "nano-vllm's workload, Qwen3-0.6B",
     "≥ 25,000 output tokens/s (bound 35,600)",
     (Need("nano-vllm", "{:,.0f} tokens/s", least=25_000), Need("nano-vllm-share", "{:.0%} of the measured bound")),
+    ("nano-vllm",),
 )
 NANO_VLLM_ELSEWHERE = Goal(
     NANO_VLLM.what,
@@ -65,12 +81,14 @@ NANO_VLLM_ELSEWHERE = Goal(
         Need("nano-vllm", "{:,.0f} tokens/s"),
         Need("nano-vllm-share", "{:.0%} of the measured bound", least=NANO_VLLM_SHARE),
     ),
+    NANO_VLLM.stages,
 )
 GOALS = (
     Goal(
         "paged decode attention, Llama-8B shape, two sequences or more with 64 MB of KV per layer or more",
         "≥ 85% of the measured copy bandwidth; ≥ 1.0x of the best importable peer",
         (Need("decode-bandwidth", "{:.0%}", least=0.85), Need("decode-peer", "{:.2f}x", least=1.0)),
+        KERNELS,
     ),
     Goal(
         "the same with fp8 KV",
@@ -79,6 +97,7 @@ GOALS = (
             Need("decode-fp8-bandwidth", "{:.0%}", least=0.75),
             Need("decode-fp8-error", "{:.1e}", most=3.5e-4),  # 3e-4 has one digit
         ),
+        KERNELS,
     ),
     Goal(
         "one sequence of 8k to 128k",
@@ -87,18 +106,26 @@ GOALS = (
             Need("decode-single-peer", "{:.2f}x the time", most=1.2),
             Need("decode-single-bandwidth", "{:.0%}", least=0.6),
         ),
+        KERNELS,
     ),
-    Goal("prefill attention, 8k", "≥ 50% of the measured matmul rate", (Need("prefill-matmul", "{:.0%}", least=0.5),)),
+    Goal(
+        "prefill attention, 8k",
+        "≥ 50% of the measured matmul rate",
+        (Need("prefill-matmul", "{:.0%}", least=0.5),),
+        KERNELS,
+    ),
     Goal(
         "decode, Llama-3.1-8B, 64 sequences of 2048",
         "≥ 80% of the roofline",
         (Need("decode-roofline", "{:.0%}", least=0.8),),
+        ("decode",),
     ),
     NANO_VLLM,
     Goal(
         "requests/s against transformers' generate one by one, Llama-3.1-8B, 64 requests of 512 in, 128 out",
         "≥ 24x; the ratio to its best static batch beside it",
         (Need("transformers-single", "{:.1f}x", least=24), Need("transformers-batch", "{:.1f}x its best batch")),
+        ("generate",),
     ),
     Goal(
         "paged against contiguous in the same pool, max_model_len 8192, azure-2023-conv lengths",
@@ -108,11 +135,13 @@ GOALS = (
             Need("paged-waste", "{:.1%} waste", most=0.04),
             Need("contiguous-waste", "against {:.0%}", least=0.6),
         ),
+        ("allocators",),
     ),
     Goal(
         "900 shared prefix tokens, clinical notes",
         "≥ 45% lower time to first token for later requests",
         (Need("prefix", "{:.1%} lower", least=0.45), Need("prefix-bound", "{:.1%} of the prompt tokens are shared")),
+        ("prefix",),
     ),
     Goal(
         "900 shared prefix tokens before 300 of each request's own",
@@ -121,6 +150,7 @@ GOALS = (
             Need("prefix-short", "{:.1%} lower"),
             Need("prefix-short-bound", "{:.1%} of the prompt tokens are shared"),
         ),
+        ("prefix",),
     ),
 )
 NAMES = tuple(need.name for goal in GOALS for need in goal.needs)
@@ -159,9 +189,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What one GPU has shown: by name, a number of each stage that measured it."""
+    """What one GPU has shown: by name, a number of each stage that measured it; and when each stage ran last."""
 
     measured: Mapping[str, tuple[Measured, ...]]
+    ran: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def counted(self) -> dict[str, list[Measured]]:
@@ -203,7 +234,10 @@ def read_evidence(path: Path) -> Evidence:
         raise InvalidInputError(f"{path_text(path)}: is not {SCHEMA}; write it with `python -m benchmarks.goals`")
     try:
         evidence = {
-            gpu: Shown({name: tuple(Measured(**value) for value in values) for name, values in measured.items()})
+            gpu: Shown(
+                {name: tuple(Measured(**value) for value in values) for name, values in measured.items()},
+                {str(stage): str(utc) for stage, utc in dict(document.get("ran", {}).get(gpu, {})).items()},
+            )
             for gpu, measured in gpus.items()
         }
     except (TypeError, AttributeError) as error:
@@ -250,6 +284,7 @@ def read_summary(path: Path, known: Evidence) -> Evidence:
         if gpu in known
         else {}
     )
+    ran = dict(known[gpu].ran) if gpu in known else {}
     for number, stage in enumerate(stages):
         if (
             not isinstance(stage, dict)
@@ -258,13 +293,15 @@ def read_summary(path: Path, known: Evidence) -> Evidence:
         ):
             what = f"stage {number} is no stage ({printable(str(stage), 40)})"
             raise InvalidInputError(f"{path_text(path)}: {what}; name the summary.json of benchmarks/gpu.py")
-        for many in measurements.values() if stage.get("status") != "skipped" else ():
-            many.pop(stage["name"], None)
+        if stage.get("status") != "skipped":
+            ran[stage["name"]] = str(stage.get("utc"))
+            for many in measurements.values():
+                many.pop(stage["name"], None)
         for name, value in numbers_of(stage).items():
             measurement = Measured(value, stage["name"], stage.get("commit"), str(stage.get("utc")))
             _check(path, name, measurement)
             measurements.setdefault(name, {})[measurement.stage] = measurement
-    return {**known, gpu: Shown({name: tuple(many.values()) for name, many in measurements.items() if many})}
+    return {**known, gpu: Shown({name: tuple(many.values()) for name, many in measurements.items() if many}, ran)}
 
 
 def numbers_of(stage: dict[str, Any]) -> dict[str, float]:
@@ -286,7 +323,9 @@ def write_evidence(path: Path, evidence: Evidence) -> None:
         }
         for gpu, known in sorted(evidence.items())
     }
-    write_json(path, {"schema": SCHEMA, "gpus": gpus})
+    write_json(
+        path, {"schema": SCHEMA, "gpus": gpus, "ran": {gpu: known.ran for gpu, known in sorted(evidence.items())}}
+    )
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -294,14 +333,15 @@ def write_evidence(path: Path, evidence: Evidence) -> None:
 
 def cells(values: Mapping[str, float], gpu: str | None) -> list[tuple[str, str, str, str]]:
     """(what, goal, measured, met) of each goal of a GPU."""
-    return [(goal.what, goal.goal, *_judged(goal, values)) for goal in goals_for(gpu)]
+    return [(goal.what, goal.goal, *_judged(goal, values, gpu)) for goal in goals_for(gpu)]
 
 
-def _judged(goal: Goal, values: Mapping[str, float]) -> tuple[str, str]:
+def _judged(goal: Goal, values: Mapping[str, float], gpu: str | None) -> tuple[str, str]:
     """A goal is met when all of its numbers are there and all of them are in bounds; without bounds there is none."""
     if not any(need.name in values for need in goal.needs):
-        return NOT_RUN, ""
-    texts = [need.form.format(values[need.name]) if need.name in values else NOT_RUN for need in goal.needs]
+        stage = goal.stages[0]
+        return f"{NOT_RUN}; stage {stage}: {_tried(stage)}" if gpu is None else f"{NOT_MEASURED} by stage {stage}", ""
+    texts = [need.form.format(values[need.name]) if need.name in values else NOT_MEASURED for need in goal.needs]
     if all(need.least is None and need.most is None for need in goal.needs):
         return "; ".join(texts), ""
     if any(need.name in values and not need.is_met(values[need.name]) for need in goal.needs):
@@ -309,8 +349,31 @@ def _judged(goal: Goal, values: Mapping[str, float]) -> tuple[str, str]:
     return "; ".join(texts), "yes" if all(need.name in values for need in goal.needs) else "in part"
 
 
+def _tried(stage: str) -> str:
+    return TRIED.get(stage, ON_A_CPU)
+
+
+def stage_rows(evidence: Evidence) -> list[tuple[str, ...]]:
+    """(stage, what it shows, its goals, where it has run) of every stage."""
+    rows = []
+    for stage in STAGES:
+        goals = "; ".join(goal.what for goal in GOALS if stage.name in goal.stages)
+        gpus = [
+            f"on {printable(gpu, 60)}, {shown.ran[stage.name]}"
+            for gpu, shown in sorted(evidence.items())
+            if stage.name in shown.ran
+        ]
+        never = f"{NOT_RUN}; {_tried(stage.name)}"
+        rows.append((stage.name, stage.shows, goals or "none", "; ".join(gpus) or never))
+    return rows
+
+
 def table(values: Mapping[str, float], gpu: str | None) -> str:
-    rows = [("what", "goal", "measured", "met"), ("---",) * 4, *cells(values, gpu)]
+    return _lines(("what", "goal", "measured", "met"), cells(values, gpu))
+
+
+def _lines(head: tuple[str, ...], body: Sequence[tuple[str, ...]]) -> str:
+    rows = [head, ("---",) * len(head), *body]
     return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in rows)
 
 
@@ -325,10 +388,12 @@ def page(evidence: Evidence) -> str:
         "",
     ]
     if not evidence:
-        lines += ["Measured on: no GPU yet.", "", table({}, None)]
+        lines += ["Measured on: no GPU yet.", "", table({}, None), ""]
     for gpu, evidence_shown in sorted(evidence.items()):
         lines += [f"## {printable(gpu, 60)}", "", table(evidence_shown.values, gpu), ""]
         lines += [*(f"* {source}" for source in evidence_shown.sources), ""]
+    lines += ["## Stages of benchmarks/gpu.py", "", "In the order in which they are run.", ""]
+    lines += [_lines(("stage", "what it shows", "goals", "has run"), stage_rows(evidence)), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

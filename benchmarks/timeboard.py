@@ -1,15 +1,17 @@
 """How far kvplan's times are from those of real servers: every published result predicted from its inputs alone.
 
-    python benchmarks/timeboard.py FACTS... [--json FILE] [--jobs N] [--every N] [--fitted] [--unseen] [--report]
-        [--ranges]
+    python benchmarks/timeboard.py FACTS... [--json FILE] [--jobs N] [--every N] [--fitted] [--unseen] [--others]
+        [--peer FILE] [--report] [--ranges]
 
 FACTS are JSON Lines or CSV, as tests/facts/time_cases.csv; a result that several files have counts once. It is
 predicted with hosts that were fitted without its kind (model family, weight format, GPU generation, release:
 benchmarks/timing/folds.json), with --fitted as shipped. Left out are results that contradict themselves and servers
-that kvplan does not plan; families that no constant has seen, unless --unseen asks for them alone. --every 10 takes
-each tenth row. Ranges are those that `simulate` states. --report takes them from the other kinds among FACTS, and
-rewrites reports/accuracy/time.md and the table in docs/accuracy.md; --ranges rewrites what answers say of their
-ranges (kvplan/simulate/held_out.csv).
+that kvplan does not plan, unless --others asks for them alone (predicted as vLLM, whose host no result of them has
+changed); families that no constant has seen, unless --unseen asks for them alone. --every 10 takes each tenth row.
+--peer FILE sets aiconfigurator's times (benchmarks/timing/peer.py) beside kvplan's on the same results. Ranges are
+those that `simulate` states. --report takes them from the other kinds among FACTS, and rewrites
+reports/accuracy/time.md and the table in docs/accuracy.md; --ranges rewrites what answers say of their ranges
+(kvplan/simulate/held_out.csv).
 
 Exit codes: 0 scored, 2 the file cannot be read or nothing in it can be scored.
 """
@@ -30,10 +32,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [str(ROOT), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "benchmarks")]
 
 from benchmarks.timing import bounds, report, scores  # noqa: E402 -- after the path
-from benchmarks.timing.facts import Fact, Malformed, read_facts  # noqa: E402 -- after the path
+from benchmarks.timing.facts import MAX_BYTES, Fact, Malformed, name_of, read_facts  # noqa: E402 -- after the path
 from benchmarks.timing.kinds import is_faulty, is_held  # noqa: E402 -- after the path
 from benchmarks.timing.predict import OWN, Predicted, predicted_by_kvplan  # noqa: E402 -- after the path
 from kvplan.core.errors import KvplanError  # noqa: E402 -- after the path
+from kvplan.core.files import read_text  # noqa: E402 -- after the path
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Refused:
 
     @property
     def text(self) -> str:
-        return f"{self.fact.model} on {self.fact.tp} x {self.fact.gpu}: {self.why}"
+        return f"{name_of(self.fact)} on {self.fact.tp} x {self.fact.gpu}: {self.why}"
 
 
 def answered(fact: Fact, *, as_shipped: bool) -> Predicted | Refused:
@@ -61,9 +64,9 @@ def predictions(facts: Sequence[Fact], jobs: int, *, as_shipped: bool) -> list[P
         return list(pool.map(answer, facts, chunksize=8))
 
 
-def is_judged(fact: Fact, *, is_unseen: bool) -> bool:
+def is_judged(fact: Fact, *, is_unseen: bool, of_others: bool = False) -> bool:
     """Whether a result is of a server that kvplan plans, contradicts nothing, and is of a family to be looked at."""
-    return fact.engine in OWN and not is_faulty(fact) and is_held(fact) == is_unseen
+    return (fact.engine in OWN) != of_others and not is_faulty(fact) and is_held(fact) == is_unseen
 
 
 def results(paths: Sequence[Path]) -> tuple[list[Fact], int]:
@@ -84,10 +87,11 @@ def is_same(fact: Fact, other: Fact) -> bool:
 
 
 def board(
-    paths: Sequence[Path], every: int, jobs: int, *, as_shipped: bool = False, is_unseen: bool = False
-) -> report.Board:
+    paths: Sequence[Path], every: int, jobs: int, *, as_shipped: bool = False, is_unseen: bool = False,
+    of_others: bool = False,
+) -> report.Board:  # fmt: skip
     rows, num_malformed = results(paths)
-    facts = [row for row in rows if is_judged(row, is_unseen=is_unseen)][::every]
+    facts = [row for row in rows if is_judged(row, is_unseen=is_unseen, of_others=of_others)][::every]
     answers = predictions(facts, jobs, as_shipped=as_shipped)
     points = tuple(
         point
@@ -114,12 +118,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="take each N-th row only")
     parser.add_argument("--fitted", action="store_true", help="the shipped constants also for sources they saw")
     parser.add_argument("--unseen", action="store_true", help="the model families that no constant has seen")
+    parser.add_argument("--others", action="store_true", help="servers that kvplan does not plan, as if they were vLLM")
+    parser.add_argument("--peer", type=Path, help="aiconfigurator's times, from benchmarks/timing/peer.py")
     parser.add_argument("--report", action="store_true", help="rewrite reports/accuracy/time.md and docs/accuracy.md")
     parser.add_argument("--ranges", action="store_true", help="rewrite kvplan/simulate/held_out.csv")
     options = parser.parse_args(argv)
     try:
         every, jobs = max(1, options.every), max(1, options.jobs)
-        points = board(options.facts, every, jobs, as_shipped=options.fitted, is_unseen=options.unseen)
+        points = board(
+            options.facts, every, jobs, as_shipped=options.fitted, is_unseen=options.unseen, of_others=options.others
+        )
+        if options.peer:
+            rows = map(json.loads, read_text(options.peer, MAX_BYTES).splitlines())
+            points = replace(points, peer={row["id"]: row for row in rows})
     except KvplanError as error:
         print(f"timeboard: error: {error}", file=sys.stderr)
         return error.exit_code

@@ -30,6 +30,7 @@ from engine.kernels.matrices import Int4Matrix as Int4Matrix
 from engine.kernels.matrices import Matrix as Matrix
 from engine.kernels.matrices import Mxfp4Matrix as Mxfp4Matrix
 from engine.kernels.matrices import Nvfp4Matrix as Nvfp4Matrix
+from engine.kernels.matrices import nibble_run
 from engine.loader import WeightSource
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError, UsageError
 from kvplan.models.quant import WEIGHT_ONLY, scheme_of
@@ -354,7 +355,7 @@ def _int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empt
         packed_rows = _divided(piece.local_rows, PACK)
         _fill_zeros(zeros_view, scheme, piece, (whole[0], whole[1] // PACK), (groups, packed_rows), source)
         _check_group_order(piece, group, source, words.device)
-        words_view.copy_(packed_words(_int4_values(scheme, piece, source, words.device)))
+        words_view.copy_(packed_words(_int4_values(scheme, piece, source, words.device), columns // num_groups))
     return Int4Matrix(words, scales, zeros)
 
 
@@ -525,9 +526,10 @@ def unpacked(words: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     return values
 
 
-def packed_words(values: torch.Tensor) -> torch.Tensor:
+def packed_words(values: torch.Tensor, group_size: int) -> torch.Tensor:
     """[inputs, outputs] uint8 -> [inputs / 8, outputs] int32 in Int4Matrix's order."""
-    words = torch.zeros(values.shape[0] // PACK, values.shape[1], dtype=torch.int32, device=values.device)
-    for j, rows in enumerate(values.chunk(PACK)):
-        words |= rows.int() << (4 * j)
-    return words
+    runs = values.unflatten(0, (-1, PACK, nibble_run(values.shape[0] // PACK, group_size)))
+    words = torch.zeros(runs.shape[0], *runs.shape[2:], dtype=torch.int32, device=values.device)
+    for j in range(PACK):
+        words |= runs[:, j].int() << (4 * j)
+    return words.flatten(0, 1)

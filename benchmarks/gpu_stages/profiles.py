@@ -138,7 +138,9 @@ def run(stage: Task) -> int:
     manifest = json.loads(path.read_text(encoding="utf-8"))
     ending = {key: manifest.get(key) for key in ("status", "cause")}
     early = f"the run ended early: {ending['cause'] or ending['status']}"
-    stage.save(early, ending)  # before reconciling, which may fail and must not hide it
+    stage.save(
+        early if code else "the run is complete, and not compared yet", ending
+    )  # before reconciling, which may fail and must not hide it
     if "memory" not in manifest:  # it ended before the engine stood
         return code
     reconciliation = reconciled(stage)

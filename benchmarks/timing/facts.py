@@ -152,14 +152,16 @@ def fact(line: int, row: Mapping[str, Any]) -> Fact:
 
 
 def lengths_of(stated: Any) -> tuple[str, float]:
-    """How lengths are drawn: ("random", share) for `--random-range-ratio`, "chat" for ShareGPT (and where answers are
-    cut: "eos512"), else "fixed"."""
+    """How lengths are drawn: ("random", share) for `--random-range-ratio` and "uniform" (SGLang's `random`, from one
+    token up to the length), "chat" for ShareGPT (and where answers are cut: "eos512"), else "fixed"."""
     try:
         share = float(stated)
     except (TypeError, ValueError):
         words = str(stated or "").lower()
         if match := re.fullmatch(r"eos(\d{1,6})", words):
             return "chat", float(match[1])
+        if words == "uniform":
+            return "random", 0.0
         return ("chat", 0.0) if "sharegpt" in words else ("fixed", 1.0)
     return ("random", share) if 0.3 <= share < 1 else ("fixed", 1.0)
 

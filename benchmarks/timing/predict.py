@@ -31,6 +31,7 @@ CUT_SIGMA = 0.66  # of AccelMark's prompts, of 64 to 592 tokens (its datasets/sh
 
 
 SHARES = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
+SHARED = 0.8  # of memory that a GPU shares with its host, where the usual share does not start and none is stated
 FOLDS = Path(__file__).with_name("folds.json")
 
 
@@ -50,6 +51,11 @@ class Predicted:
 
 
 def load_of(fact: Fact) -> BenchLoad:
+    """The load of a server; of several data-parallel ranks that of one."""
+    if fact.dp > 1:
+        users = None if fact.users is None else max(1, fact.users // fact.dp)
+        rate = None if fact.rate is None else fact.rate / fact.dp
+        return load_of(replace(fact, dp=1, users=users, rate=rate, num_prompts=max(1, fact.num_prompts // fact.dp)))
     run_len = max(1, math.ceil(fact.input_len) - 1) if fact.limits.get("unique_prompts") else None
     return BenchLoad(fact.users, fact.rate, fact.num_prompts, partial(requests, fact), run_len)
 
@@ -95,7 +101,7 @@ def planned(fact: Fact) -> Plan:
     kv = "fp8" if fact.kv_dtype == "fp8" else "auto"
     first: KvplanError | None = None
     stated = fact.limits.get("memory_percent")
-    for utilization in (None if stated is None else stated / 100, 0.95, 0.97):
+    for utilization in (None if stated is None else stated / 100, 0.95, 0.97, SHARED):
         args = EngineArgs(
             max_model_len=context,
             tensor_parallel_size=fact.tp,
@@ -109,7 +115,7 @@ def planned(fact: Fact) -> Plan:
         )
         try:
             made = plan(Request(spec, gpu(fact.gpu), args, release))
-            check(made)
+            check(made, ranks=True)
         except KvplanError as error:
             first = first or error
             continue
@@ -137,7 +143,7 @@ def predict(fact: Fact, made: Plan, times: StepTime) -> Predicted:
     result = figures(made, times, load_of(fact))
     polled = poll_of(fact) * result.times.get("tpot_p50", 0.0)
     waited = {name: value + polled * name.startswith("ttft") for name, value in result.times.items()}
-    return Predicted(waited, result.output_tokens_per_s, modeled(made))
+    return Predicted(waited, fact.dp * result.output_tokens_per_s, modeled(made))
 
 
 def stepped(fact: Fact, made: Plan, host: Host) -> KernelStep:
@@ -163,10 +169,10 @@ def host_without_kind(fact: Fact) -> Host:
     """The host as fitted without the fact's kind; as shipped where nothing of it was fitted."""
     name = regime(fact)
     values = folds().get(name, {}).get(kind_of(fact))
-    return HOSTS[name] if values is None else replace(HOSTS[name], **values)
+    return HOSTS.get(name, HOSTS["vllm"]) if values is None else replace(HOSTS[name], **values)
 
 
 def predicted_by_kvplan(fact: Fact, *, as_shipped: bool) -> Predicted:
     made = planned(fact)
-    host = HOSTS[regime(fact)] if as_shipped else host_without_kind(fact)
+    host = HOSTS.get(regime(fact), HOSTS["vllm"]) if as_shipped else host_without_kind(fact)
     return predict(fact, made, stepped(fact, made, host))

@@ -1,8 +1,8 @@
 """The scoreboard of time as text, JSON and pages."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from benchmarks.timing.kinds import form, has_tables, is_recent
 from benchmarks.timing.predict import OWN
 from benchmarks.timing.scores import GOALS, GROUPS, METRICS, UNITS, VERDICTS, Line, Point, goals, line, table
 from kvplan.core.errors import InvalidInputError
+from kvplan.core.units import plural
 
 COMMAND = (
     "python -m benchmarks.timing.silicon FOLDER; python benchmarks/timeboard.py tests/facts/time_cases.csv "
@@ -29,6 +30,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 WORDS = ("on", "source")
 # What others publish of themselves, and what a third party measured of them.
 PEERS = (
+    ("kvplan, without their kind", "68 closed loops, B200, B300, H100", "8.0%", "22%", "timeboard --peer, 2026-11-29"),
+    ("aiconfigurator 0.12", "the same 68, without InferenceX's flags", "14.0%", "56%", "benchmarks/timing/peer.py"),
     ("aiconfigurator 0.12", "41 closed loops, H100, H200, B200", "15.0%", "49%", "run on the same results, 2026-11"),
     ("aiconfigurator", "up to 106 stages, 38 experiments", "12.5%", "711%", "inference-sim's sim-to-real validation"),
     ("BLIS trained-physics", "the same", "6.9%", "18%", "its own publication; trained on such runs"),
@@ -50,6 +53,7 @@ class Board:
     points: tuple[Point, ...]
     refused: Counter[str]
     malformed: int
+    peer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # aiconfigurator's times, by id
 
     @property
     def own(self) -> tuple[Point, ...]:
@@ -131,6 +135,8 @@ def sections(board: Board) -> list[tuple[str, str]]:
                 cells(f"{metric}, {key}", lines[metric]) for key, lines in table(own, group).items() if metric in lines
             ]
         parts.append((f"By {name}", markdown(HEADER, rows)))
+    if beside := beside_peer(board):
+        parts.append((f"Beside {PEER}", beside))
     parts.append(("What others publish", markdown(PEER_HEADER, PEERS)))
     if board.refused:
         rows = [[why.replace("|", "/"), str(count)] for why, count in board.refused.most_common()]
@@ -187,6 +193,27 @@ def document(board: Board) -> dict[str, Any]:
     }  # fmt: skip
 
 
+PEER = "aiconfigurator 0.12"
+
+
+def beside_peer(board: Board) -> str:
+    """Both planners on the results that aiconfigurator answered, by class."""
+    mine = [point for point in board.own if point.metric in board.peer.get(point.fact.id, ())]
+    if not mine:
+        return ""
+    theirs = [replace(point, predicted=board.peer[point.fact.id][point.metric]) for point in mine]
+    rows = []
+    for name in dict.fromkeys(name for point in mine for name in reversed(classes(point.fact))):
+        for metric in METRICS[:2]:
+            for who, points in (("kvplan", mine), (PEER, theirs)):
+                chosen = [point for point in points if name in classes(point.fact) and point.metric == metric]
+                if chosen:
+                    rows.append([f"{who}, {name.removeprefix('- ')}: {UNITS[metric]}", *cells("", line(chosen))[1:5]])
+    num = len({point.fact.id for point in mine})
+    text = f"{plural(num, 'result')} of vLLM and SGLang that both answer, kvplan's host fitted without their kind:\n\n"
+    return text + markdown(HEADER[:5], rows)
+
+
 def between(root: Path, begin: str, end: str, text: str) -> None:
     """Put the text between the marks of docs/accuracy.md."""
     place = root / "docs" / "accuracy.md"
@@ -234,6 +261,7 @@ def write(board: Board, root: Path) -> None:
         [
             first, markdown(HEADER, class_rows(board.own)), goal_text(board.own),
             markdown(GOAL_HEADER, goal_rows(board.own)),
+            *([f"Beside {PEER}: {beside}"] if (beside := beside_peer(board)) else []),
             "What others publish, and what was measured of them:\n", markdown(PEER_HEADER, PEERS),
         ]
     )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.timing import kinds
-from benchmarks.timing.facts import Fact, spec_of
+from benchmarks.timing.facts import Fact, name_of, spec_of
 from benchmarks.timing.predict import OWN, Predicted
 
 METRICS = ("tpot", "ttft", "out_tps")
@@ -129,7 +129,7 @@ GROUPS: Mapping[str, Callable[[Fact], str]] = {
     "server": server,
     "GPU": lambda fact: fact.gpu,
     "TP": lambda fact: str(fact.tp),
-    "model": lambda fact: fact.model,
+    "model": name_of,
     "model class": model_class,
     "size": size_class,
     "load": load_class,

@@ -11,7 +11,7 @@ from engine.kernels.checks import LaunchArgs, need, need_attention, need_out, on
 from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
-from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
+from engine.kernels.softmax import add_pairs, add_tile, attention_scores, finish_rows, start_rows
 from engine.kernels.split_kv import load_item, merge, need_work, own_work_list, scratch, store_item
 from engine.kernels.work_list import SplitPlanner, WorkList
 
@@ -47,6 +47,7 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    PAIRS: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """Grid (num_kv_heads, num_items): the GROUP query heads of one KV head over one item of the work list.
@@ -62,7 +63,9 @@ def decode_kernel(
     heads = kv_head * GROUP + rows
     is_head = rows < GROUP
     columns = tl.arange(0, BLOCK_D)
-    columns_v = tl.arange(0, BLOCK_DV)
+    PER_WORD: tl.constexpr = 2 if PAIRS else 1  # values that are loaded as one
+    WORDS_V: tl.constexpr = BLOCK_DV // PER_WORD
+    words_v = tl.arange(0, WORDS_V)
     in_tile = tl.arange(0, BLOCK_N)
     q = tl.load(
         q_ptr + seq.to(tl.int64) * stride_q_seq + heads[:, None] * stride_q_head + columns[None, :],
@@ -71,10 +74,13 @@ def decode_kernel(
     )
     k_base = k_cache_ptr + kv_head * stride_k_head
     v_base = v_cache_ptr + kv_head * stride_v_head
+    if PAIRS:
+        v_base = v_base.to(tl.pointer_type(tl.uint16))
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_table
 
     # A sink counts once: here where the item is the whole of its sequence, else where the parts are merged.
-    top, total, acc = start_rows(sinks_ptr, heads, is_head, slot < 0, BLOCK_M, BLOCK_DV)
+    top, total, acc = start_rows(sinks_ptr, heads, is_head, slot < 0, BLOCK_M, WORDS_V)
+    acc_odd = acc
     first_tile = first_token // BLOCK_N
     pages = load_pages(table_ptr, first_tile * BLOCK_N + in_tile, end_token, BLOCK_SIZE)
     for tile in range(first_tile, tl.cdiv(end_token, BLOCK_N)):
@@ -84,13 +90,18 @@ def decode_kernel(
         k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
         v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
         k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
-        v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
+        v = load_rows(v_base, v_rows // PER_WORD, words_v, HEAD_DIM_V // PER_WORD, WORDS_V)
         scores = attention_scores(q, k, scale, SOFTCAP, DOT)
         visible = (tokens >= first_token) & (tokens < end_token)
         scores = tl.where(visible[None, :], scores, float("-inf"))
-        top, total, acc = add_tile(scores, v, top, total, acc, DOT)
+        if PAIRS:
+            top, total, acc, acc_odd = add_pairs(scores, v, top, total, acc, acc_odd, DOT)
+        else:
+            top, total, acc = add_tile(scores, v, top, total, acc, DOT)
         pages = next_pages
 
+    if PAIRS:
+        acc = tl.reshape(tl.join(acc, acc_odd), [BLOCK_M, BLOCK_DV])
     store_item(
         out_ptr,
         partial_ptr,
@@ -103,7 +114,7 @@ def decode_kernel(
         tl.num_programs(0) * GROUP,
         heads,
         is_head,
-        columns_v,
+        tl.arange(0, BLOCK_DV),
         HEAD_DIM_V,
     )
 
@@ -207,6 +218,7 @@ def _launch_args(
     need("block_tables", block_tables.shape[0] == num_seqs, "of {} rows like q", block_tables.shape[0], num_seqs)
     need_out(out, (num_seqs, num_heads, head_dim_v), q)
     tile = _tile(num_heads, k_cache, v_cache, q.dtype)
+    pairs = v_cache.element_size() == 1 and all(number % 2 == 0 for number in (head_dim_v, *v_cache.stride()[:3]))
     return {
         **strides("q", q, "seq", "head"),
         **strides("k", k_cache, "block", "slot", "head"),
@@ -220,7 +232,8 @@ def _launch_args(
         "BLOCK_M": max(16, next_power_of_2(group)),
         "BLOCK_N": tile.block_n,
         "BLOCK_D": max(16, next_power_of_2(head_dim)),
-        "BLOCK_DV": max(16, next_power_of_2(head_dim_v)),
+        "BLOCK_DV": max(32 if pairs else 16, next_power_of_2(head_dim_v)),
+        "PAIRS": pairs,
         "DOT": dot_dtype(q.dtype, k_cache.dtype),
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,

@@ -6,6 +6,8 @@ are not quantized.
 
 import torch
 
+from engine.kernels.matrices import nibble_run
+
 # Weights that are wide at once: on a CPU they stay in its caches, a GPU wants larger products.
 WIDE_BYTES = {"cpu": 4 << 20}
 WIDE_BYTES_ELSEWHERE = 64 << 20
@@ -49,18 +51,19 @@ def int4_linear(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zero
     """x @ ((values - zeros) * scales).
 
     x        [num_tokens, inputs] float32, float16 or bfloat16
-    words    [inputs / 8, outputs] int32: bits 4j to 4j + 3 of row r hold the value of input j * inputs / 8 + r
+    words    [inputs / 8, outputs] int32, in Int4Matrix's order
     scales   [groups, outputs] float16 or bfloat16; a group is inputs / groups neighbors
     zeros    [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c are output 8c + j's
     returns  [num_tokens, outputs], dtype of x
     """
     y = x.new_empty(x.shape[0], words.shape[1])
     shifts = torch.arange(0, 4 * NIBBLES, 4, dtype=torch.int32, device=x.device)
+    runs = words.unflatten(0, (-1, 1, nibble_run(words.shape[0], x.shape[1] // scales.shape[0])))
     for columns in _slices((words.shape[1], NIBBLES * words.shape[0]), x, NIBBLES):
-        values = (words[:, columns] >> shifts[:, None, None]).bitwise_and_(15)
+        values = (runs[..., columns] >> shifts[:, None, None]).bitwise_and_(15)
         packed = zeros[:, columns.start // NIBBLES : columns.stop // NIBBLES]
         points = ((packed[:, :, None] >> shifts) & 15).flatten(1)
-        grouped = values.flatten(0, 1).unflatten(0, (scales.shape[0], -1)).sub_(points[:, None])
+        grouped = values.flatten(0, 2).unflatten(0, (scales.shape[0], -1)).sub_(points[:, None])
         weight = grouped.float().mul_(scales[:, None, columns]).to(x.dtype)
         torch.mm(x, weight.flatten(0, 1), out=y[:, columns])
     return y

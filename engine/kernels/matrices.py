@@ -4,10 +4,14 @@ Each holds a linear layer's matrix, w [outputs, inputs]; or the matrices of all 
 tensor has one axis more, the first.
 """
 
+import math
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 import torch
+
+SHORTEST_RUN: Final = 16
+LONGEST_RUN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,8 @@ class Fp8BlockMatrix:
 class Int4Matrix:
     """4-bit values, whatever the checkpoint's own order of them.
 
-    words   [inputs / 8, outputs] int32: bits 4j to 4j + 3 of row r hold input j * inputs / 8 + r, so that each nibble
-            of a tile of words is a tile of the matrix
+    words   [inputs / 8, outputs] int32: of each 8n neighboring inputs, n being nibble_run(), bits 4j to 4j + 3 of the
+            r-th row hold input jn + r, so that each nibble of a tile of words is a tile of the matrix
     scales  [groups, outputs] float16 or bfloat16
     zeros   [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c hold output 8c + j
     order   [inputs] int32: which input of the layer each of these is, where groups are no neighbors of it; None: itself
@@ -47,6 +51,16 @@ class Int4Matrix:
     scales: torch.Tensor
     zeros: torch.Tensor
     order: torch.Tensor | None = None
+
+
+def nibble_run(num_words: int, group_size: int) -> int:
+    """Neighboring inputs that one nibble of neighboring rows of words holds, all with one scale where there can be any.
+
+    64 inputs of 16 bits for 16 tokens are a copy of 16 bytes for each of 128 threads; a tile of fewer than 16 is none
+    for tensor cores, and then each nibble holds an eighth of all inputs.
+    """
+    run = math.gcd(LONGEST_RUN, num_words, group_size)
+    return run if run >= SHORTEST_RUN else num_words
 
 
 @dataclass(frozen=True, slots=True)

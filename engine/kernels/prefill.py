@@ -5,6 +5,7 @@
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels import configs
 from engine.kernels.checks import LaunchArgs, need, need_attention, need_out, need_shape, once_per_layout, strides
@@ -13,6 +14,8 @@ from engine.kernels.numerics import cast, dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
 from engine.kernels.query_tiles import QueryTiles, all_tiles
 from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
+
+FIRST_TMA_ARCH = 90
 
 
 @triton.jit(do_not_specialize=[*UNSPECIALIZED, "query_start_ptr", "tiles_ptr"])
@@ -48,12 +51,15 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    TMA: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """Grid (tiles of queries, num_kv_heads): BLOCK_M // GROUP queries of one sequence and KV head.
 
     The rows of a tile are queries times the GROUP heads that share a KV head, so that each key is loaded once for
     all of them. The list has the tiles that see most keys first: what is long begins early.
+
+    TMA  the caches are tensor descriptors, from which a tile of tokens, all in one page, comes in a single copy
     """
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     tile_ptr = tiles_ptr + 2 * tl.program_id(0)
@@ -82,8 +88,10 @@ def prefill_kernel(
         mask=is_row[:, None] & (columns < HEAD_DIM)[None, :],
         other=0.0,
     )
-    k_base = k_cache_ptr + kv_head * stride_k_head
-    v_base = v_cache_ptr + kv_head * stride_v_head
+    in_page = 0 if TMA else in_tile  # the tokens of a tile whose pages are looked up
+    if not TMA:
+        k_base = k_cache_ptr + kv_head * stride_k_head
+        v_base = v_cache_ptr + kv_head * stride_v_head
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_table
 
     # Tiles up to the first query are seen whole by every row, unless a window hides their start from some.
@@ -92,16 +100,21 @@ def prefill_kernel(
     mask_from = first_tile if MASK_ALL or WINDOW > 0 else (first_position + 1) // BLOCK_N
 
     top, total, acc = start_rows(sinks_ptr, heads, is_row, True, BLOCK_M, BLOCK_DV)
-    pages = load_pages(table_ptr, first_tile * BLOCK_N + in_tile, context_len, BLOCK_SIZE)
+    pages = load_pages(table_ptr, first_tile * BLOCK_N + in_page, context_len, BLOCK_SIZE)
     for is_masked in tl.static_range(2):
         for tile in range(mask_from if is_masked else first_tile, end_tile if is_masked else mask_from):
             tokens = tile * BLOCK_N + in_tile
             # Page ids one tile ahead: waiting for them here would leave no key or value in flight.
-            next_pages = load_pages(table_ptr, tokens + BLOCK_N, context_len, BLOCK_SIZE)
-            k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
-            v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
-            k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
-            v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
+            next_pages = load_pages(table_ptr, tile * BLOCK_N + in_page + BLOCK_N, context_len, BLOCK_SIZE)
+            if TMA:
+                slot = tile * BLOCK_N % BLOCK_SIZE
+                k = tl.trans(tl.reshape(k_cache_ptr.load([pages, slot, kv_head, 0]), [BLOCK_N, BLOCK_D]))
+                v = tl.reshape(v_cache_ptr.load([pages, slot, kv_head, 0]), [BLOCK_N, BLOCK_DV])
+            else:
+                k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
+                v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
+                k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
+                v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
             scores = attention_scores(q, k, scale, SOFTCAP, DOT)
             if is_masked:
                 visible = tokens[None, :] <= positions[:, None]
@@ -193,11 +206,11 @@ def paged_prefill(
     num_tiles = tiles.rows.shape[0]
     if num_tiles == 0:
         return out
+    caches = (k_cache, v_cache)
     prefill_kernel[(num_tiles, num_kv_heads)](
         out,
         q,
-        k_cache,
-        v_cache,
+        *(_described(cache, args["BLOCK_N"]) for cache in caches) if args["TMA"] else caches,
         block_tables,
         query_start,
         context_lens,
@@ -208,6 +221,17 @@ def paged_prefill(
         **args,
     )
     return out
+
+
+def _has_tma(cache: torch.Tensor) -> bool:
+    """Whether the rows are whole tiles and lie as the tensor memory accelerator asks: 16 bytes apart, or multiples."""
+    width = cache.shape[3]
+    return width >= 16 and width & (width - 1) == 0 and all(n * cache.itemsize % 16 == 0 for n in cache.stride()[:3])
+
+
+def _described(cache: torch.Tensor, tokens: int) -> TensorDescriptor:
+    """A cache, of which so many tokens of one page and head are copied at once."""
+    return TensorDescriptor(cache, [*cache.shape], [*cache.stride()], [1, tokens, 1, cache.shape[3]])
 
 
 @once_per_layout
@@ -237,6 +261,8 @@ def _launch_args(
     need("max_query_len", max_query_len >= 1, "at least 1", max_query_len)
     need_out(out, (num_tokens, num_heads, head_dim_v), q)
     tile = _tile(num_heads, k_cache, v_cache, q.dtype, max_query_len)
+    # Without a pipeline, in float32, it would take three times the registers and wait for each copy as before.
+    is_tma = arch >= FIRST_TMA_ARCH and tile.num_stages > 1 and block_size >= tile.block_n
     need("q", group <= tile.block_m, "of at most {} heads per KV head", group, tile.block_m)
     return {
         **strides("q", q, "token", "head"),
@@ -254,6 +280,7 @@ def _launch_args(
         "BLOCK_N": tile.block_n,
         "BLOCK_D": max(16, next_power_of_2(head_dim)),
         "BLOCK_DV": max(16, next_power_of_2(head_dim_v)),
+        "TMA": is_tma and _has_tma(k_cache) and _has_tma(v_cache),
         "DOT": dot_dtype(q.dtype, k_cache.dtype),
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,

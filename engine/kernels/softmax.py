@@ -32,14 +32,33 @@ def start_rows(sinks_ptr, heads, is_head, holds_sink, M: tl.constexpr, DV: tl.co
 
 
 @triton.jit
-def add_tile(scores, v, top, total, acc, DOT: tl.constexpr):
-    """(top, total, acc) after one more tile: scores [M, N], -inf where not to be seen, and v [N, DV]."""
+def weigh_tile(scores, top, total):
+    """(top, total, weights, what acc shrinks by) for one more tile of scores [M, N], -inf where not to be seen."""
     new_top = tl.maximum(top, tl.max(scores, 1))
     base = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen nothing yet: 2^-inf, not NaN
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(top - base)
-    acc = acc * shrink[:, None] + dot(weights, v, DOT)
-    return new_top, total * shrink + tl.sum(weights, 1), acc
+    return new_top, total * shrink + tl.sum(weights, 1), weights, shrink[:, None]
+
+
+@triton.jit
+def add_tile(scores, v, top, total, acc, DOT: tl.constexpr):
+    """(top, total, acc) after one more tile: its scores and v [N, DV]."""
+    top, total, weights, shrink = weigh_tile(scores, top, total)
+    return top, total, acc * shrink + dot(weights, v, DOT)
+
+
+@triton.jit
+def add_pairs(scores, pairs, top, total, even, odd, DOT: tl.constexpr):
+    """(top, total, acc of even columns, acc of odd ones) after one more tile: its scores and float8 v in pairs.
+
+    pairs [N, DV / 2] uint16: two columns. Tensor cores take values by columns, which shared memory can turn in words
+    of 16 bits only: single bytes it would give out one by one, after copies of 8 bytes in place of 16.
+    """
+    top, total, weights, shrink = weigh_tile(scores, top, total)
+    v_even = (pairs & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    v_odd = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return top, total, even * shrink + dot(weights, v_even, DOT), odd * shrink + dot(weights, v_odd, DOT)
 
 
 @triton.jit

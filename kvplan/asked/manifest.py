@@ -1,10 +1,10 @@
 """Manifests: the model-serving containers of a Kubernetes or compose file, each as the command that it runs.
 
-Reads Pod, Deployment, StatefulSet, Job and whatever else holds `containers:`, LeaderWorkerSet, KServe's
-InferenceService and LLMInferenceService, Helm values of vLLM's production stack, and compose files. Nothing is
-rendered or run. Sources: kubernetes.io (Pod v1, dependent environment variables), the Compose specification
-(interpolation), lws.sigs.k8s.io, KServe's config/llmisvcconfig and config/runtimes, production-stack's
-helm/templates/deployment-vllm-multi.yaml.
+Reads Pod, Deployment, StatefulSet, Job and whatever else holds `containers:`, LeaderWorkerSet, RoleBasedGroup, KServe's
+InferenceService and LLMInferenceService, Helm values of vLLM's production stack, tasks of dstack and SkyPilot, and
+compose files. Nothing is rendered or run. Sources: kubernetes.io (Pod v1, dependent environment variables), the Compose
+specification (interpolation), lws.sigs.k8s.io, sgl-project/rbg, KServe's config/llmisvcconfig and config/runtimes,
+production-stack's helm/templates/deployment-vllm-multi.yaml.
 """
 
 import re
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from kvplan.asked import container, ray
+from kvplan.asked import container, ray, tasks
 from kvplan.asked.budget import Budget, check_yaml
 from kvplan.asked.nodes import PRODUCT, gpu_of_labels
 from kvplan.asked.snippet import flag_words
@@ -33,8 +33,11 @@ MOST_DEFAULTS: Final = 3  # of a variable inside a default
 TEMPLATE_CURE: Final = "give what `helm template` prints"
 _TOP_KEYS: Final = (
     r"^(?:apiVersion|kind|services|servingEngineSpec|modelArtifacts|applications|llm_configs)[ \t]*:"
-    r"|^image[ \t]*:[ \t]*$"
+    r"|^image[ \t]*:[ \t]*$|^commands[ \t]*:[ \t]*$|^run[ \t]*:[ \t]*[|>]"
 )
+HERE: Final = re.compile(
+    r"""(?ms)^([^\n#]*<<-?[ \t]*["']?(\w+)["']?[^\n]*)\n(.*?)^[ \t]*\2[ \t]*$"""
+)  # a here-document
 _NUMBER: Final = r"[0-9]{1,6}"
 GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
 SLICES: Final = "nvidia.com/mig-"
@@ -102,6 +105,13 @@ class Place(NamedTuple):
 def is_manifest_file(text: str) -> bool:
     """True if a file is a manifest rather than a policy."""
     return re.search(_TOP_KEYS, text, re.MULTILINE) is not None and re.search(r"^targets[ \t]*:", text, re.M) is None
+
+
+def applied(text: str) -> str:
+    """The manifests that a script passes to kubectl as here-documents; else the text itself."""
+    apply = re.compile(r"\bkubectl\b.*\b(?:apply|create|replace)\b")
+    parts = [match[3] for match in HERE.finditer(text) if apply.search(match[1])] if "kubectl" in text else []
+    return "\n---\n".join(parts) or text
 
 
 def served(text: str, where: str) -> list[ServedContainer]:
@@ -214,6 +224,11 @@ def serving_places(
         place = Place(name, count_of(spec, where), whole(template.get("size"), 1, "size", where))
         pod = mapping(mapping(template, "leaderTemplate") or mapping(template, "workerTemplate"), "spec")
         yield from of_pod(pod, place)
+    elif kind == "RoleBasedGroup":
+        for role in (item for item in lists(spec, "roles") if isinstance(item, dict)):
+            size = whole(mapping(role, "leaderWorkerPattern").get("size"), 1, "size", where)
+            place = Place(f"{name}-{role.get('name')}", count_of(role, where), size)
+            yield from of_pod(next(pods(role), Mapped()), place)
     elif kind == "InferenceService":
         yield from inference_service(mapping(spec, "predictor"), name, where, runtimes)
     elif kind == "LLMInferenceService":
@@ -232,6 +247,11 @@ def serving_places(
         yield from model_service(document, where)
     elif kind is None and isinstance(document.get("image"), dict):
         yield chart(document, name)
+    elif kind is None and tasks.is_task(document):
+        body, accelerator = tasks.container_of(document)
+        name = str(document.get("name") or unnamed)
+        count = whole(document.get("replicas"), 1, "replicas", where)
+        yield Place(name, count), lined(document, body), Mapped({tasks.KEY: accelerator})
     elif isinstance(kind, str) and "{{" in kind:
         raise UsageError(where, "is a template, which is not rendered", TEMPLATE_CURE)
     else:
@@ -294,7 +314,9 @@ PARALLEL: Final = {
 
 def llm_inference_service(spec: Mapped, name: str, where: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
     """KServe's LLMInferenceService: `template` decodes, `prefill` is a separate server."""
-    model = model_at(str(mapping(spec, "model").get("uri", "")))
+    model, named = model_at(str(mapping(spec, "model").get("uri", ""))), str(mapping(spec, "model").get("name", ""))
+    if model is not None and model.startswith("oci://") and "/" in named:  # an image; what it holds is named beside it
+        model = named
     for part, suffix in ((spec, ""), (mapping(spec, "prefill"), "-prefill")):
         pod, parallel = mapping(part, "template"), mapping(part, "parallelism")
         words = [f"--{flag}={parallel[key]}" for key, flag in PARALLEL.items() if key in parallel]
@@ -436,8 +458,9 @@ def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> l
     if script is not None:  # the reader of scripts replaces what the container's options set
         words[words.index(script)] = with_group(script, variables)
     gpu, label = gpu_of(body, pod)
-    if (accelerator := ray.resources_of(pod.get(ray.ACCELERATOR))) is not None:
-        gpu, label = accelerator.gpu, accelerator.gpu_label
+    for key in (ray.ACCELERATOR, tasks.KEY):
+        if (accelerator := ray.resources_of(pod.get(key), key)) is not None:
+            gpu, label = accelerator.gpu, accelerator.gpu_label
     num_gpus = gpus_of(body, budget.where)
     return [
         ServedContainer(

@@ -65,6 +65,7 @@ def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
         return _parse_line(text, options)
     from kvplan.asked import container, manifest, snippet
 
+    text = manifest.applied(text)
     if snippet.is_snippet(text):
         return parse_snippet(text, options)
     if manifest.is_manifest_file(text):

@@ -39,8 +39,11 @@ def typed(value: Any) -> Any:
         return value
 
 
-def resources_of(accelerator: object) -> Resources | None:
-    """The GPU that an accelerator's name stands for; None if the catalog has no GPU of that name."""
+def resources_of(accelerator: object, key: str = ACCELERATOR) -> Resources | None:
+    """The GPU that an accelerator's name stands for; None if the catalog has no GPU of that name.
+
+    key  where the name stands
+    """
     name = str(accelerator).removeprefix("NVIDIA-")
     known = entries.resolve(entries.locate("gpus.yaml"), name)
-    return None if known is None else Resources(known, f"{ACCELERATOR}: {name}", None, 1, 1)
+    return None if known is None else Resources(known, f"{key}: {name}", None, 1, 1)

@@ -146,24 +146,36 @@ def kinds_of(
         [request] = portable_requests([plan.request])
         setup = Setup(replace(plan, request=request), step_time(plan, shares, options.calibration))
         token = token_bytes(plan) if role != "server" else 0
-        return Kind(plan.request.gpu.name, setup.run, role, token, num_gpus(plan))
+        return Kind(plan.request.gpu.name, setup.run, role, token, num_gpus(plan) // num_ranks(plan))
+
+    def servers(some: SimulateOptions, count: int, role: Role = "server") -> list[Kind]:
+        """Servers, each as its data-parallel ranks: they have a scheduler and a pool of their own."""
+        own = kind(some, role)
+        return [own] * count * num_ranks(plans[",".join(some.gpu or ()) or "gpu"])
 
     kinds: list[Kind] = []
     if options.disaggregate is not None:
         prefill, decode = parse_split(options.disaggregate)
-        kinds += [kind(options, "prefill")] * prefill + [kind(options, "decode")] * decode
+        kinds += servers(options, prefill, "prefill") + servers(options, decode, "decode")
     if options.replicas is not None:
-        kinds += [kind(options)] * parse_count(options.replicas, "--replicas", most=MOST)
+        kinds += servers(options, parse_count(options.replicas, "--replicas", most=MOST))
     elif options.autoscale is not None:
-        kinds += [kind(options)] * parse_autoscale(options.autoscale).fewest
+        kinds += servers(options, parse_autoscale(options.autoscale).fewest)
+    if options.autoscale is not None and num_ranks(next(iter(plans.values()))) > 1:
+        raise UsageError("--autoscale", "scales whole servers, not data-parallel ranks", "remove one of them")
     for text in options.pool or ():
         name, _, count = text.partition("=")
         if not name or not count:
             raise UsageError(f"--pool {printable(repr(text), 60)}", "is not understood", "write l40s=4")
-        kinds += [kind(replace(options, gpu=[name]))] * parse_count(count, "--pool", most=MOST)
+        kinds += servers(replace(options, gpu=[name]), parse_count(count, "--pool", most=MOST))
     if len(kinds) > MOST:
         raise UsageError("--pool", f"{len(kinds):,} servers in all", f"name {MOST:,} at most")
     return tuple(kinds), tuple(plans.values())
+
+
+def num_ranks(plan: Plan) -> int:
+    """Data-parallel ranks of a server."""
+    return plan.request.args.data_parallel_size
 
 
 def parse_split(text: str) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """`kvplan simulate`: a plan under a workload over time, and the largest load that meets the latency targets."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -48,8 +48,14 @@ def simulate(options: SimulateOptions) -> int:
         if traces and traces[0].format == "pftrace":
             trace_events.require_perfetto()
         if fleet.is_fleet(options):
-            return of_fleet(options, reports, timeline, requests)
+            return of_fleet(options, reports, timeline, requests, planned_of)
         the_plan = planned_of(options)
+        if fleet.num_ranks(the_plan) > 1:
+            ranks = replace(options, replicas="1")
+            fleet.is_fleet(ranks)
+            size = fleet.num_ranks(the_plan)
+            output.tell("note", f"{size} data-parallel ranks are simulated as servers behind a router")
+            return of_fleet(ranks, reports, timeline, requests, lambda _: the_plan)
         load = load_of(words_of(options), output.tell)
         if options.shared_prefix is not None:
             for note in prefix_notes(load.source.run_len or 0, the_plan.settings, the_plan.pool):
@@ -91,8 +97,9 @@ def of_fleet(
     reports: list[output.ReportFile],
     timeline: list[output.ReportFile],
     requests: list[output.ReportFile],
+    plan_of: Callable[[SimulateOptions], Plan],
 ) -> int:
-    """Simulate several servers."""
+    """Simulate several servers, or the data-parallel ranks of one."""
     load = load_of(words_of(options), output.tell)
     with interruptible(quiet=options.quiet) as interruption:
         progress = Progress(load.source.num_requests, load.how, quiet=options.quiet)
@@ -102,7 +109,7 @@ def of_fleet(
             return interruption.is_asked
 
         try:
-            answer = fleet.fleet_answer(options, planned_of, shares_of(options.efficiency), load, stop_early)
+            answer = fleet.fleet_answer(options, plan_of, shares_of(options.efficiency), load, stop_early)
         finally:
             progress.close()
     from kvplan.report import fleet_text
@@ -174,6 +181,7 @@ def planned_of(options: SimulateOptions) -> Plan:
         words_of(options),
         options.tier or (),
         lambda inputs: output.say(inputs, quiet=options.quiet),
+        ranks=True,
     )
     if abilities_of(the_plan.request.release.engine).prompts_first is not None:
         for flag, path in (("--film", options.film), (trace_events.FLAG, options.trace_events)):

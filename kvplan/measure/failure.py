@@ -101,6 +101,7 @@ class Failure:
 NEEDS_TRACE: Final = "the traceback above the out-of-memory line, which names the part of start-up"
 NEEDS_START: Final = "the whole log, from the server's first line"
 NEEDS_ABOVE: Final = "the lines above it, because the last ones only repeat that a worker failed"
+NEEDS_BELOW: Final = "the lines below it, because the log ends inside a traceback, whose last line says why"
 NEEDS_LOG: Final = "the server's full start-up log"
 LOCKS: Final = ("waiting for baton release",)  # torch and aiter: a kernel's build waits for another process's
 NEEDS_LOCK: Final = "whether another process builds kernels; if none does, remove the lock that the last line names"
@@ -119,6 +120,7 @@ TRACE: Final = 400  # lines of a traceback above its last line to inspect
 AFTER: Final = 120  # and below it: processes that wait for a worker repeat its traceback
 NEAR: Final = 12  # lines between a trace's last function and its message
 LONGEST_LEAD: Final = 60  # squeezed characters between an exception's type and the message it wraps
+FRAME: Final = re.compile(r'File "[^"]+", line \d+|Traceback \(most recent call last\)')
 ANY_PATCH: Final = 999  # "0.10" as an upper end includes 0.10.2
 MOST_PREFIX: Final = 240  # characters of a process's prefix
 MOST_WORDS: Final = 300  # lines at either end of a text that are searched for a person's words
@@ -594,7 +596,8 @@ class _Reading:
             evidence = (self.text.evidence(self.text.line_of(last.dead)),)
             outcome: Outcome = "failed" if last.ready is None else "died"
             phase = self.states.phase_in(last)
-            return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=(NEEDS_ABOVE,))
+            need = NEEDS_BELOW if self._ends_in_traceback else NEEDS_ABOVE
+            return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=(need,))
         (start,) = self.states.starts(())[-1:]
         if start.end in ("running", "stopped", "finished"):
             is_early = start.end == "stopped" and start.phase != "serving" and start.order not in BY_HAND
@@ -607,6 +610,14 @@ class _Reading:
             end = NEEDS_LOCK if locks else NEEDS_END
             return replace(nothing, outcome="cut", phase=start.phase, evidence=locks, needs=(end,))
         return replace(nothing, needs=(NEEDS_LOG,))
+
+    @property
+    def _ends_in_traceback(self) -> bool:
+        """Whether the last lines are a function of a traceback, which its error's own line would follow."""
+        lines = [line for line in self.text.lines if line.strip()]
+        return any(FRAME.search(line) for line in lines[-1:]) or (
+            len(lines) > 1 and FRAME.search(lines[-2]) is not None and "Error" not in lines[-1]
+        )
 
     @property
     def _version(self) -> str | None:

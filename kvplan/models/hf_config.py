@@ -38,7 +38,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gemma3_text", "cohere", "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "glm4v_text",
         "glm_ocr_text", "exaone4", "arcee", "cwm", "jais2", "ernie4_5", "granite_swa", "orion", "plamo3", "solar",
         "nemotron", "exaone", "minicpm", "PanguEmbedded", "paddleocr_vl_text", "dots_ocr", "phi3_v", "Keye",
-        "KeyeVL1_5",
+        "KeyeVL1_5", "cosmos3_edge_text", "muse_glimmer_text",
     ),
     "classic": (
         "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm",
@@ -59,12 +59,19 @@ MODULES: dict[str, tuple[str, ...]] = {
         "apertus", "hyperclovax", "step1", "telechat", "iquestloopcoder", "ernie4_5_moe", "bailing_moe", "sarvam_moe",
         "param2moe", "afmoe", "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
     ),
+    "recent": (
+        "beam", "flint", "rnj1", "molmo2", "molmo2_text",
+        "hrm_text", "molmo",
+    ),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
         "granitemoehybrid", "nemotron_h", "lfm2", "lfm2_moe", "falcon_mamba",
     ),
+    "ling": ("bailing_hybrid",),
+    "zamba": ("zamba2",),
+    "moondream": ("moondream3",),
     "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "qwen4_exp_text"),
-    "gemma": ("gemma3n_text", "gemma4_text"),
+    "gemma": ("gemma3n_text", "gemma4_text", "diffusion_gemma_text"),
     "nas": ("nemotron-nas", "deci"),
     "deepseek_v4": ("deepseek_v4",),
     "minimax": ("minimax_m1", "minimax_text_01", "minimax"),
@@ -82,7 +89,16 @@ CLASSES: dict[str, str] = {
     "PanguUltraMoEForCausalLM": "pangu_ultra_moe", "Param2MoEForCausalLM": "param2moe", "Plamo3ForCausalLM": "plamo3",
     "SarvamMLAForCausalLM": "sarvam_mla", "SarvamMoEForCausalLM": "sarvam_moe", "SolarForCausalLM": "solar",
     "Step1ForCausalLM": "step1", "Step3TextForCausalLM": "step3_text", "Step3p5ForCausalLM": "step3p5",
+    "MiniCPMO": "qwen2", "Phi4ForCausalLMV": "phi3",
+    "MoonshotKimiaForCausalLM": "qwen2",
+    "BailingMoeV3ForCausalLM": "bailing_hybrid",
+    "Rnj1ForCausalLM": "rnj1", "Molmo2ForConditionalGeneration": "molmo2",
     "TeleChat2ForCausalLM": "telechat", "TeleChat3ForCausalLM": "llama", "TeleFLMForCausalLM": "llama",
+}  # fmt: skip
+# Types that are another under a name of their own.
+READ_AS: dict[str, str] = {
+    "cohere_compass_text": "cohere2", "gemma4_unified_text": "gemma4_text",
+    "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
 
@@ -98,10 +114,12 @@ BFLOAT16 = ("gemma3_text",)  # encoders that vLLM refuses to load in float16, in
 TIED = "tie_word_embeddings"
 # Its value where the outer config of a model with towers lacks it: its class has one, whatever the inner config says.
 # Source: transformers 5.23 models/*/configuration_*.py; vLLM 0.33 config/vllm.py (with_hf_config) passes it inward.
-OUTER_TIED = dict.fromkeys(("gemma3", "gemma3n", "gemma4", "mistral3"), True) | dict.fromkeys(
+OUTER_TIED = dict.fromkeys(("gemma3", "gemma3n", "gemma4", "hyperclovax_vision_v2", "mistral3"), True) | dict.fromkeys(
     ("glm4v", "glm4v_moe", "glm_ocr", "glm5_next", "llama4", "llava", "minimax_m3_vl", "qwen2_vl", "qwen2_5_vl",
      "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"), False,
 )  # fmt: skip
+# Nemotron Omni, whose states vLLM 0.33 keeps in the model's dtype, whatever the text's config says (models/config.py).
+OMNI = "Omni_Reasoning_V3"
 _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32"}
 
 
@@ -139,7 +157,8 @@ def inner_config(outer: Config) -> Config:
         tied = config.values.get(TIED)
         if tied is None or str(config.values.get("model_type")).endswith("_thinker"):  # the text's own, of a thinker
             tied = OUTER_TIED.get(str(config.values.get("model_type")), inner.get(TIED))
-        config = Config({**upper, **inner, TIED: tied}, f"{config.where}: {key}", outer.notes)
+        states = {"mamba_ssm_cache_dtype": "auto"} if str(config.values.get("model_type")).endswith(OMNI) else {}
+        config = Config({**upper, **inner, TIED: tied, **states}, f"{config.where}: {key}", outer.notes)
     return config
 
 
@@ -148,6 +167,7 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     for config in (inner, outer):
         config.text("model_type", "")  # raises an error for anything but text
     kinds = [kind for kind in (inner.values.get("model_type"), outer.values.get("model_type")) if isinstance(kind, str)]
+    kinds = [READ_AS.get(kind, kind) for kind in kinds]
     for kind in kinds:
         if kind in MODULE_OF:
             return reader_of(kind), kind
@@ -234,7 +254,11 @@ LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
 PLAIN_HEADS = ("qwen3_next", "gpt_oss", "jamba", "falcon_h1", "mamba", "bloom", "opt")
 WORDS_IGNORED = ("smollm3",)  # a server keeps all its layers in full, whatever layer_types says
 
-LAST_IS_FULL = ("gemma4", "gemma4_text")  # transformers' class makes the last layer global, whatever layer_types says
+LAST_IS_FULL = (
+    "gemma4",
+    "gemma4_text",
+    "diffusion_gemma_text",
+)  # transformers' class makes the last layer global, whatever layer_types says
 
 
 def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:

@@ -30,8 +30,8 @@ METHOD = (
 )
 
 UNTIMED_RANKS = (
-    "Not tried: data-parallel ranks that share experts (--data-parallel-size with --enable-expert-parallel), whose "
-    "exchange of tokens is not timed; `kvplan recommend --users` sizes them by memory"
+    "Not tried: data-parallel ranks that share experts (--data-parallel-size with --enable-expert-parallel); "
+    "`kvplan simulate` times them, and `kvplan recommend --users` sizes them by memory"
 )
 
 

@@ -3,13 +3,18 @@
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from json.encoder import encode_basestring
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 from kvplan.serve.filler import Call
 from kvplan.serve.generation import finite
 from kvplan.serve.jobs import Job, Piece
+
+MARK: Final = "\0text\0"  # no name of a model has it
+MARKED: Final = Piece([0], [MARK])
 
 
 @dataclass(slots=True)
@@ -26,12 +31,11 @@ class Choice:
     prompt_logprobs: Sequence[Any] = ()
 
     def take(self, piece: Piece) -> None:
-        self.text += piece.text
+        self.text += "".join(piece.texts)
         self.num_cached_tokens = piece.num_cached_tokens
         self.prompt_logprobs = self.prompt_logprobs or piece.prompt_logprobs
-        if piece.token_id is not None:
-            self.token_ids.append(piece.token_id)
-            self.logprobs.append(piece.logprobs)
+        self.token_ids += piece.token_ids
+        self.logprobs += piece.logprobs
         if piece.finish is not None:
             self.reason, self.stop_reason = piece.finish.reason, piece.finish.stop_reason
 
@@ -74,6 +78,10 @@ class StreamShape(Shape, Protocol):
     """One whose stream is of chunks: completions and chat."""
 
     ids: PromptIds | None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if chunks after the first differ in their text alone, up to the last."""
 
     def opening(self, index: int) -> dict[str, Any] | None: ...
 
@@ -121,6 +129,10 @@ class CompletionShape:
     offsets: dict[int, int] = field(default_factory=dict)  # choice -> text offset of its next token
     prefix: str = "cmpl"
 
+    @property
+    def is_plain(self) -> bool:
+        return not self.with_logprobs and self.ids is None
+
     def head(self, model: str, *, stream: bool) -> dict[str, Any]:
         return {"object": "text_completion", "created": int(time.time()), "model": model}
 
@@ -132,8 +144,7 @@ class CompletionShape:
         return {**head, "choices": rows}
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        ids = [] if piece.token_id is None else [piece.token_id]
-        return self._choice(choice, piece.text, ids, [piece.logprobs] * len(ids))
+        return self._choice(choice, "".join(piece.texts), piece.token_ids, piece.logprobs)
 
     def _choice(self, choice: Choice, text: str, ids: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
         if self.echo is not None and choice.index not in self.echoed:
@@ -192,6 +203,10 @@ class ChatShape:
     ids: PromptIds | None = None
     prefix: str = "chatcmpl"
 
+    @property
+    def is_plain(self) -> bool:
+        return self.num_top is None and self.call is None and self.ids is None
+
     def head(self, model: str, *, stream: bool) -> dict[str, Any]:
         kind = "chat.completion.chunk" if stream else "chat.completion"
         return {"object": kind, "created": int(time.time()), "model": model}
@@ -229,9 +244,10 @@ class ChatShape:
 
     def _delta(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """Return what a piece adds to the message; the choice has it already."""
+        text = "".join(piece.texts)
         if self.call is None:
-            return {"content": piece.text}
-        before = self.call.argued(len(choice.text) - len(piece.text))
+            return {"content": text}
+        before = self.call.argued(len(choice.text) - len(text))
         function: dict[str, Any] = {"arguments": self.call.argued(len(choice.text))[len(before) :]}
         row: dict[str, Any] = {"index": 0, "function": function}
         if len(choice.token_ids) == 1:
@@ -242,14 +258,13 @@ class ChatShape:
         return {"tool_calls": [row]}
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        ids = [] if piece.token_id is None else [piece.token_id]
         return {
             "index": choice.index,
             "delta": self._delta(choice, piece),
-            "logprobs": self._logprobs(ids, [piece.logprobs] * len(ids)),
+            "logprobs": self._logprobs(piece.token_ids, piece.logprobs),
             "finish_reason": self._reason(choice),
             **({} if choice.reason is None else {"stop_reason": choice.stop_reason}),
-            **({} if self.ids is None else {"token_ids": ids}),
+            **({} if self.ids is None else {"token_ids": piece.token_ids}),
         }
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any] | None:
@@ -267,6 +282,46 @@ class ChatShape:
         return {"token": text, "logprob": finite(value), "bytes": list(text.encode("utf-8", "replace"))}
 
 
+class Chunks:
+    """Events of a stream: an opening of each completion if its shape has one, then one event per token."""
+
+    def __init__(
+        self, shape: StreamShape, head: dict[str, Any], jobs: Sequence[Job], *, with_usage: bool, each_usage: bool
+    ) -> None:
+        self._choices = [Choice(job.index) for job in jobs]
+        self._shape, self._head, self._jobs, self._each_usage = shape, head, jobs, each_usage
+        self._last = {"usage": None} if with_usage else {}
+        self._frames: dict[int, list[bytes] | None] = {}  # of completions that have begun: what surrounds a plain text
+
+    def usage(self) -> dict[str, Any]:
+        return usage(self._jobs, self._choices)
+
+    def lines(self, index: int, several: Piece) -> bytes:
+        """Return the events of a completion's next tokens."""
+        frame = self._frames.get(index)
+        if frame is None or several.finish is not None:
+            return b"".join([line for piece in several.singles() for line in self._general(index, piece)])
+        before, after = frame
+        self._choices[index].token_ids += several.token_ids
+        return b"".join([before + quoted(text) + after for text in several.texts])
+
+    def _general(self, index: int, piece: Piece) -> Iterator[bytes]:
+        choice, shape, is_first = self._choices[index], self._shape, index not in self._frames
+        opening = shape.opening(index) if is_first else None
+        choice.take(piece)
+        if opening is not None:
+            yield self._event(opening, {} if shape.ids is None else {"prompt_token_ids": shape.ids.prompts[0]})
+        yield self._event(shape.chunk(choice, piece))
+        if is_first:
+            is_plain = shape.is_plain and not self._each_usage and piece.finish is None
+            line = self._event(shape.chunk(choice, MARKED)) if is_plain else b""
+            self._frames[index] = line.split(quoted(MARK)) if is_plain else None
+
+    def _event(self, part: dict[str, Any], also: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+        last = {"usage": self.usage()} if self._each_usage else self._last
+        return event({**self._head, "choices": [part], **also, **last})
+
+
 def call_id() -> str:
     return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
@@ -276,6 +331,11 @@ def event(document: dict[str, Any]) -> bytes:
     return (
         b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
     )
+
+
+def quoted(text: str) -> bytes:
+    """Return a text as JSON."""
+    return encode_basestring(text).encode("utf-8", "replace")
 
 
 DONE = b"data: [DONE]\n\n"

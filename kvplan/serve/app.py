@@ -14,9 +14,10 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from kvplan.serve.admin import Admin
-from kvplan.serve.answers import DONE, Choice, StreamShape, event, usage
+from kvplan.serve.answers import DONE, Choice, Chunks, StreamShape, event, usage
 from kvplan.serve.bodies import SMALL
 from kvplan.serve.cancellation import SHUTTING_DOWN, Cancellation
 from kvplan.serve.fields import ApiError
@@ -29,6 +30,13 @@ from kvplan.serve.worker import Worker
 
 BODY_S: Final = 30.0  # timeout for receiving a request body
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class EventStream(StreamingResponse):
+    """A stream whose generator itself watches for the client's disconnection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
 
 
 class Api:
@@ -184,11 +192,12 @@ class Api:
                 shape = cast("StreamShape", shape)
                 lines = self._stream(request, generation, shape, head, with_usage=with_usage, each_usage=each_usage)
             first = await anext(lines)  # a rejected request raises here and gets an error status
-            return StreamingResponse(_chained(first, lines), media_type="text/event-stream")
+            return EventStream(_chained(first, lines), media_type="text/event-stream")
         choices = [Choice(job.index) for job in generation.jobs]
         async with _watched(request, generation, self.served.request_timeout_s):
-            async for index, piece in generation.pieces():
-                choices[index].take(piece)
+            async for several in generation.pieces():
+                for index, piece in several:
+                    choices[index].take(piece)
         if any(choice.reason is None for choice in choices):
             raise ClientDisconnect
         return JSONResponse({"usage": usage(generation.jobs, choices), **shape.whole(head, choices)})
@@ -212,30 +221,17 @@ class Api:
         each_usage: bool,
     ) -> AsyncIterator[bytes]:  # fmt: skip
         """Yield a stream's events, the first one with the first piece, so that a rejected request can raise before."""
-        choices = [Choice(job.index) for job in generation.jobs]
-        opened: set[int] = set()
+        chunks = Chunks(shape, head, generation.jobs, with_usage=with_usage, each_usage=each_usage)
+        has_begun = False
         try:
             async with _watched(request, generation, self.served.request_timeout_s):
-                async for index, piece in generation.pieces():
-                    choice, lines = choices[index], []
-                    opening = None if index in opened else shape.opening(index)
-                    opened.add(index)
-                    choice.take(piece)
-                    for part in (opening, shape.chunk(choice, piece)):
-                        if part is not None:
-                            chunk = {**head, "choices": [part]}
-                            if part is opening and shape.ids is not None:
-                                chunk["prompt_token_ids"] = shape.ids.prompts[0]
-                            if each_usage:
-                                chunk["usage"] = usage(generation.jobs, choices)
-                            elif with_usage:
-                                chunk["usage"] = None
-                            lines.append(event(chunk))
-                    yield b"".join(lines)
+                async for several in generation.pieces():
+                    has_begun = True
+                    yield b"".join([chunks.lines(index, piece) for index, piece in several])
             if with_usage:
-                yield event({**head, "choices": [], "usage": usage(generation.jobs, choices)})
+                yield event({**head, "choices": [], "usage": chunks.usage()})
         except ApiError as error:
-            if not opened:
+            if not has_begun:
                 raise
             yield event(error.body())
         yield DONE

@@ -1,16 +1,15 @@
 """Generation for one HTTP request: prompts, sampling parameters, jobs for the worker, and their pieces."""
 
-import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from random import getrandbits
 from typing import TYPE_CHECKING, Any, Final
 
 from engine.config import SamplingParams
 from kvplan.core.errors import KvplanError
 from kvplan.serve.fields import ApiError, is_whole
-from kvplan.serve.jobs import Group, Job, Piece
+from kvplan.serve.jobs import Group, Job, Mailbox, Piece
 from kvplan.serve.worker import Worker, refusal_text
 
 if TYPE_CHECKING:
@@ -159,45 +158,56 @@ def checked_lengths(
 class Generation:
     """The running completions of one HTTP request."""
 
-    def __init__(self, worker: Worker, jobs: list[Job], pieces: "asyncio.Queue[tuple[int, Piece]]") -> None:
+    def __init__(self, worker: Worker, jobs: list[Job], pieces: Mailbox) -> None:
         self.jobs = jobs
         self._worker, self._pieces = worker, pieces
         self._left = len(jobs)
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield (completion index, piece) until all have ended; raise ApiError if one is rejected or fails."""
+    async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """Yield what has come, as (completion index, piece), until all have ended; raise ApiError if one is rejected or
+        fails.
+        """
         while self._left:
-            index, piece = await self._pieces.get()
+            several, problem = list[tuple[int, Piece]](), None
+            for index, piece in await self._pieces.take():
+                problem = _problem(index, piece)
+                if problem is not None or index == GONE:
+                    break
+                self._left -= piece.finish is not None
+                several.append((index, piece))
+            if several:
+                yield several
+            if problem is not None:
+                raise problem
             if index == GONE:
                 return
-            if index == EXPIRED:
-                raise ApiError("not answered in time", status=504, kind="GatewayTimeoutError")
-            if piece.refused is not None:
-                is_own = isinstance(piece.refused, KvplanError)
-                raise ApiError(
-                    refusal_text(piece.refused),
-                    status=400 if is_own else 500,
-                    kind="BadRequestError" if is_own else "InternalServerError",
-                )
-            if piece.finish is not None and piece.finish.reason == "error":
-                problem = (piece.finish.error or "the request failed").replace(POOL, POOL_OPTION)
-                raise ApiError(problem, status=500, kind="InternalServerError")
-            self._left -= piece.finish is not None
-            yield index, piece
-            await asyncio.sleep(0)  # a full queue would starve the event loop
 
     def abandon(self) -> None:
         """Abort the unfinished completions and end `pieces`: the client has disconnected."""
         self._worker.abort(self.jobs)
-        self._pieces.put_nowait((GONE, Piece()))
+        self._pieces.put(GONE, Piece())
 
     def expire(self) -> None:
         """Abort the unfinished completions: the request has timed out."""
         self._worker.abort(self.jobs)
-        self._pieces.put_nowait((EXPIRED, Piece()))
+        self._pieces.put(EXPIRED, Piece())
 
     def close(self) -> None:
         self._worker.abort(self.jobs)
+
+
+def _problem(index: int, piece: Piece) -> ApiError | None:
+    """Return the error of a request that was rejected or failed, or has no more time."""
+    if index == EXPIRED:
+        return ApiError("not answered in time", status=504, kind="GatewayTimeoutError")
+    if piece.refused is not None:
+        is_own = isinstance(piece.refused, KvplanError)
+        kind = "BadRequestError" if is_own else "InternalServerError"
+        return ApiError(refusal_text(piece.refused), status=400 if is_own else 500, kind=kind)
+    if piece.finish is not None and piece.finish.reason == "error":
+        problem = (piece.finish.error or "the request failed").replace(POOL, POOL_OPTION)
+        return ApiError(problem, status=500, kind="InternalServerError")
+    return None
 
 
 def check_count(num_prompts: int, n: int) -> None:
@@ -209,14 +219,15 @@ def started(worker: Worker, limits: Limits, prepared: "Prepared", adapter: str |
     """Submit a request's jobs to the worker; raise ApiError (503) if its queue is full."""
     values = prepared.values
     check_admission(worker, limits, sum(map(len, prepared.params)))
-    pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
-    name, jobs = f"{prepared.shape.prefix}-{uuid.uuid4().hex}", list[Job]()
+    pieces, jobs = Mailbox(), list[Job]()
+    name = f"{prepared.shape.prefix}-{getrandbits(128):032x}"
     for prompt, params_of_prompt in zip(prepared.prompts, prepared.params, strict=True):
         group = Group(len(params_of_prompt))
         for params in params_of_prompt:
             index, priority, salt = len(jobs), values["priority"], values["cache_salt"]
             job = Job(f"{name}-{index}", prompt, params, pieces, index, group, priority, salt, adapter)
             job.simulated, job.times.arrived = prepared.simulated, worker.now()
+            job.is_streamed = bool(values["stream"])
             jobs.append(job)
     for job in jobs:
         worker.submit(job)

@@ -270,7 +270,7 @@ class Intake:
         answer = (
             None if text is None else tuple(encode(self._tokenizer, text, special=False, param="structured_outputs"))
         )
-        return Simulated(min_tokens, answer)
+        return Simulated(min_tokens, answer, is_whole=not values["stream"])
 
 
 def _refuse_long(length: int, limit: int, what: str, param: str) -> None:

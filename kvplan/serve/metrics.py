@@ -4,6 +4,7 @@ Metrics that do not apply to this server (other nodes, images) are omitted rathe
 vLLM does not have, begin with `kvplan:`.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +28,7 @@ from kvplan.servers.logs.metrics import START_ARGUMENTS, START_FIGURE, START_SER
 
 if TYPE_CHECKING:
     from engine.tiers import Tiers
-    from kvplan.serve.jobs import Job, Piece
+    from kvplan.serve.jobs import Job
     from kvplan.serve.twin import Lag
 
 REASONS: Final = ("stop", "length", "abort", "error", "repetition")
@@ -62,6 +63,14 @@ def steps_125(limit: int) -> tuple[int, ...]:
     return tuple(
         digit * 10**power for power, digit in product(range(len(str(limit))), (1, 2, 5)) if digit * 10**power <= limit
     )
+
+
+class Several(Histogram):
+    """A histogram that takes several equal values at once."""
+
+    def observe_several(self, amount: float, count: int) -> None:
+        self._sum.inc(amount * count)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
 
 
 def features_of(scheduler: Scheduler) -> tuple[int, int]:
@@ -100,10 +109,10 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
         self._labels = {"model_name": model_name, "engine": str(rank)}
         self._max_model_len = max_model_len
-        self._queries = self._hits = self._preemptions = 0  # scheduler counts reported so far
         self._step_tokens = 0
         self._drafts = self._speculation(num_drafts)
-        self._draft_counts = (0,) * len(self._drafts)
+        self._counts = (0,) * (3 + len(self._drafts))  # the scheduler's, as far as they are reported
+        self._now = (0, 0, 0, 0.0)  # requests that run, wait and are deferred, and the use of blocks
         self.last_error = ""
         self._levels()
         self._counters(model_name)
@@ -148,8 +157,8 @@ class ServerMetrics:
             return {"": counter.labels(**self._labels)}
         return {value: counter.labels(**self._labels, **{label: value}) for value in values}
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", text, tuple(self._labels), buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> "Several":
+        histogram = Several(f"vllm:{name}", text, tuple(self._labels), buckets=buckets, registry=self.registry)
         return histogram.labels(**self._labels)
 
     def _levels(self) -> None:
@@ -310,22 +319,26 @@ class ServerMetrics:
     def failed(self, error: Exception) -> None:
         self.last_error = f"{type(error).__name__}: {error}"[:500]
 
-    def tokens(self, job: "Job", pieces: "list[Piece]", now: float) -> None:
-        """Record a request's tokens of a step; its client sees them after the request's delay."""
-        now += job.delay
-        num = sum(piece.token_id is not None for piece in pieces)
-        if not num:
-            return
+    def tokens(self, counts: "Mapping[Job, int]", now: float) -> None:
+        """Record a step's tokens; a request's client sees them after its delay."""
+        gaps: dict[float, int] = {}
+        for job in counts:
+            times = job.times
+            if times.last_token:
+                gap = now - times.last_token
+                gaps[gap] = gaps.get(gap, 0) + 1
+            else:
+                times.first_token = now + job.delay
+                self._first_token.observe(times.first_token - times.arrived)
+                assert job.request is not None
+                loaded = job.request.seq.num_loaded_tokens
+                self._prompt_done(len(job.prompt), job.request.num_cached_tokens, loaded)
+            times.last_token = now
+        for gap, count in gaps.items():
+            self._between.observe_several(gap, count)
+        num = sum(counts.values())
         self._generated.inc(num)
         self._step_tokens += num
-        if job.times.first_token:
-            self._between.observe(now - job.times.last_token)
-        else:
-            job.times.first_token = now
-            self._first_token.observe(now - job.times.arrived)
-            loaded = 0 if job.request is None else job.request.seq.num_loaded_tokens
-            self._prompt_done(len(job.prompt), pieces[0].num_cached_tokens, loaded)
-        job.times.last_token = now
 
     def _prompt_done(self, num_tokens: int, num_cached: int, num_loaded: int) -> None:
         self._step_tokens += num_tokens
@@ -340,30 +353,25 @@ class ServerMetrics:
     def step(self, scheduler: Scheduler) -> None:
         """Record the end of a step."""
         stats = scheduler.prefix_cache_stats
-        self._prefix_queries.inc(stats.queries - self._queries)
-        self._prefix_hits.inc(stats.hits - self._hits)
-        self._preempted.inc(scheduler.num_preemptions - self._preemptions)
-        self._queries, self._hits, self._preemptions = stats.queries, stats.hits, scheduler.num_preemptions
-        drafting = scheduler.extension(Drafting)
-        if drafting is not None:
-            counts = drafting.stats.counts
-            for counter, now, before in zip(self._drafts, counts, self._draft_counts, strict=True):
+        counts = (stats.queries, stats.hits, scheduler.num_preemptions, *self._draft_counts_of(scheduler))
+        if counts != self._counts:
+            counters = (self._prefix_queries, self._prefix_hits, self._preempted, *self._drafts)
+            for counter, now, before in zip(counters, counts, self._counts, strict=True):
                 counter.inc(now - before)
-            self._draft_counts = counts
+            self._counts = counts
         if self._step_tokens:  # like vLLM, skip steps that sampled no token
-            self._step_len.observe(self._step_tokens)
+            self._step_len.observe_several(self._step_tokens, 1)
         self._step_tokens = 0
         if self._offload is not None:
             self._offload.step()
         self.levels(scheduler)
 
+    def _draft_counts_of(self, scheduler: Scheduler) -> tuple[int, ...]:
+        drafting = scheduler.extension(Drafting) if self._drafts else None
+        return () if drafting is None else drafting.stats.counts
+
     def levels(self, scheduler: Scheduler) -> None:
-        self._running.set(len(scheduler.running))
-        deferred = scheduler.num_deferred
-        self._waiting.set(scheduler.num_waiting)
-        self._deferred.set(deferred)
-        self._for_capacity.set(scheduler.num_waiting - deferred)
-        self._usage.set(scheduler.blocks.usage)
+        self._now = (len(scheduler.running), scheduler.num_waiting, scheduler.num_deferred, scheduler.blocks.usage)
         if self._lora_info is not None:
             self._adapters_now(self._lora_info, scheduler)
 
@@ -386,7 +394,8 @@ class ServerMetrics:
         self._computed.observe(len(job.prompt) - request.num_cached_tokens)
         scheduled = times.scheduled or now
         # A request's delay counts as prefill time, as it appears to a client.
-        first, last = times.first_token or scheduled, times.last_token or scheduled
+        first = times.first_token or scheduled
+        last = times.last_token + job.delay if times.last_token else scheduled
         self._phases["queue"].observe(max(0.0, scheduled - times.queued))
         self._phases["prefill"].observe(max(0.0, first - scheduled))
         self._phases["decode"].observe(last - first)
@@ -395,6 +404,12 @@ class ServerMetrics:
 
     def page(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
+        running, waiting, deferred, usage = self._now
+        self._running.set(running)
+        self._waiting.set(waiting)
+        self._deferred.set(deferred)
+        self._for_capacity.set(waiting - deferred)
+        self._usage.set(usage)
         return generate_latest(self.registry)
 
 

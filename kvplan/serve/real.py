@@ -1,5 +1,6 @@
 """The bundled engine as a backend: measured and planned memory, for the start-up log and /metrics."""
 
+import os
 from itertools import chain
 from typing import Any
 
@@ -9,12 +10,21 @@ from engine import Engine, EngineConfig
 from engine.block_manager import Group
 from engine.state_slots import are_in_blocks, with_room_for_states
 from engine.states import MambaGroup
+from kvplan.hardware.nvml import DeviceError, open_nvml
 from kvplan.models.spec import ModelSpec
 from kvplan.serve.ranks import Leader
 from kvplan.serve.start import Start, labels
 from kvplan.serve.worker import Hooks
 from kvplan.servers.bundled.log_rows import planned_bytes
-from kvplan.servers.bundled.log_wordings import device_line, fallback_line, host_line, pool_line, prefix, row_line
+from kvplan.servers.bundled.log_wordings import (
+    device_line,
+    fallback_line,
+    host_line,
+    others_line,
+    pool_line,
+    prefix,
+    row_line,
+)
 from kvplan.servers.bundled.rules import EngineInputs, Speculation, predict
 from kvplan.servers.logs.metrics import SERVED_BY
 
@@ -152,9 +162,22 @@ def start_log(engine: Engine) -> list[str]:
     lines = [
         device_line(device, gpu, inputs.backend, inputs.batches_in_flight, memory.total, memory.non_torch),
         *([] if host is None else [host_line(host.free, host.ranks)]),
+        *([others_line(held)] if (held := held_by_others(engine.device)) else []),
         *(fallback_line(name, why) for name, why in memory.fallbacks.items()),
         *(row_line(name, planned[name], size) for name, size in measured.items()),
         pool_line(memory.num_blocks, num_tokens(engine)),
     ]
     ranks = engine.tp
     return [prefix(ranks.stage * ranks.size + ranks.rank, ranks.num_ranks) + text for text in lines]
+
+
+def held_by_others(device: torch.device) -> int:
+    """Bytes that other processes hold on a GPU, where its driver lists them and this process; else 0."""
+    if device.type != "cuda":
+        return 0
+    try:
+        with open_nvml() as nvml:
+            sample = nvml.visible_device(device.index or 0).sample(os.getpid())
+    except DeviceError:
+        return 0
+    return 0 if sample.process_used is None else sample.others_used or 0

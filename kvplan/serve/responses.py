@@ -136,17 +136,19 @@ class ResponseShape:
         if self.call is None:
             place["content_index"] = 0
         logprobs: dict[str, Any] = {} if self.call is not None else {"logprobs": []}
-        async for _, piece in generation.pieces():
-            lines, before = [], self._shown(choice)
+        async for several in generation.pieces():
+            lines = []
             if not self._number:
                 lines += [self._event("created", response=started), self._event("in_progress", response=started)]
                 opened = self._output(choice, "in_progress")
                 lines.append(self._event("output_item.added", output_index=0, item=opened))
                 if self.call is None:
                     lines.append(self._event("content_part.added", part=_part(""), **place))
-            choice.take(piece)
-            if delta := self._shown(choice)[len(before) :]:
-                lines.append(self._event(f"{kind}.delta", delta=delta, **place, **logprobs))
+            for piece in [single for _, whole in several for single in whole.singles()]:
+                before = self._shown(choice)
+                choice.take(piece)
+                if delta := self._shown(choice)[len(before) :]:
+                    lines.append(self._event(f"{kind}.delta", delta=delta, **place, **logprobs))
             yield b"".join(lines)
         if choice.reason is None:  # the client has gone
             return

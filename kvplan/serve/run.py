@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
@@ -27,8 +28,26 @@ FORCED_S: Final = 1.0  # from a second signal to the end, for clients to get the
 MOST_ENDING_S: Final = 3  # the end of the drain time, in which clients get their errors
 
 
+class Connection(h11.Connection):
+    """HTTP/1.1 connection that frames the chunks of a stream itself, of which there is one per token."""
+
+    _is_chunked = False
+
+    def send(self, event: h11.Event) -> bytes | None:
+        if self._is_chunked and type(event) is h11.Data:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        data = super().send(event)
+        if type(event) is h11.Response:
+            self._is_chunked = data is not None and b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
+        return data
+
+
 class Protocol(H11Protocol):
     """HTTP/1.1 protocol with a timeout for a connection's first request."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn = Connection(h11.SERVER, MAX_HEADER_BYTES)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -168,7 +187,6 @@ def server(apis: Mapping[int, Api], drain_s: int) -> Server:
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=time_to_finish(drain_s),
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         limit_concurrency=MOST_CONNECTIONS,
     )
     return Server(config, list(apis.values()))

@@ -6,6 +6,7 @@ gets the same tokens. It ends after the server's configured number of tokens, or
 
 import hashlib
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from engine.config import SamplingParams
+from engine.detokenizer import Detokenizer
 from engine.draft_rules import draft_rules
 from engine.drafting import Drafting, DraftStep
 from engine.request import Request, RequestOutput, TokenUpdate, prompt_token_ids, stop_token_ids
@@ -26,6 +28,7 @@ from kvplan.planning.plan import Plan
 from kvplan.serve.drafts import Drafts
 from kvplan.serve.jobs import Simulated
 from kvplan.serve.kv_events import EventLog, Publisher, check_groups
+from kvplan.serve.stretch import SHORTEST, Stretch, quiet_steps
 from kvplan.serve.text import end_token_of
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
@@ -42,6 +45,7 @@ ANSWER: Final = (
 
 
 PLAIN: Final = Simulated()
+EMPTY: Final = Batch(0)  # of a step in a stretch, until the stretch ends
 WINDOW: Final = 100  # steps over which the host's lag is averaged
 LATE: Final = 1.1  # times the planned duration from which a warning is due
 REST_S: Final = 0.005  # longest wait for a copy in a step with nothing to run
@@ -135,6 +139,8 @@ class Script:
     start  index of the first one
     luck   source of draft acceptance
     ends   True: the output ends after the last word; else at the server's length
+    last   place of the end token; None: it takes more to know an output's tokens than their places
+    tick   what its request is notified of instead of its tokens, which nobody reads before its end
     """
 
     words: Several[int]
@@ -143,6 +149,8 @@ class Script:
     min_tokens: int = 0
     ends: bool = False
     is_pooled: bool = False
+    last: int | None = None
+    tick: TokenUpdate | None = None
 
     def word(self, place: int, stops: frozenset[int]) -> int:
         """Return the output's token at a place; before min_tokens none that ends it, as far as there is another."""
@@ -186,7 +194,8 @@ class Twin:
         self.tokenizer = tokenizer
         self.max_model_len = config.max_model_len
         self.tiers, self._drafts = tiers, drafts
-        self.scheduler = self._scheduler(config, plan)
+        self._stretch: Stretch | None = None  # of quiet steps
+        self._core = self._scheduler(config, plan)
         self.clock, self.lag, self._noise, self._luck = clock or WallClock(), Lag(warn), noise, Random(0)
         self._adapters = {} if adapters is None else adapters
         self._lora_ids = {name: number for number, name in enumerate(self._adapters, 1)}
@@ -205,8 +214,13 @@ class Twin:
         self._eos = eos_token_ids or (frozenset() if own_end is None else frozenset([own_end]))
         self._output_tokens = output_tokens
         self._words = [0] if tokenizer is None else tokenizer.encode(ANSWER, add_special_tokens=False).ids
+        self._texts = _texts(tokenizer, self._words)
+        self._end_token = min(self._eos, default=0)
+        self._end_text = "" if tokenizer is None else tokenizer.decode([self._end_token], skip_special_tokens=True)
         self._requests: dict[str, Request] = {}
         self._scripts: dict[str, Script] = {}  # of requests
+        self._is_pooling = False
+        self._readers: list[tuple[Request, Script, int]] = []  # with the place of their last token before the stretch
         self._in_flight: deque[Flight] = deque()
         self._free_at = 0.0  # time at which the simulated device becomes idle
         self._ended: list[Request] = []  # the next step returns their outputs
@@ -222,6 +236,12 @@ class Twin:
             )
             config = replace(config, drafts=rules)
         return simulated_scheduler(config, plan.capacity.num_blocks, groups(plan), self.tiers)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, up to date."""
+        self._settle()
+        return self._core
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -252,6 +272,7 @@ class Twin:
             skips_cache=params.prompt_logprobs is not None,
         )
         script = self._script(seq, params, simulated)
+        self._is_pooling |= script.is_pooled
         if not self._eos and (script.ends or not params.ignore_eos):  # no end token exists
             length = len(script.words) if script.ends else max(self._output_tokens, script.min_tokens)
             seq.max_tokens = max(1, min(seq.max_tokens, length))
@@ -267,9 +288,16 @@ class Twin:
         start = _start(seq.token_ids, params.seed)
         if simulated.answer is not None:
             return Script(simulated.answer, 0, Random(start), ends=True)
-        return Script(
+        script = Script(
             self._words, start % len(self._words), Random(start), simulated.min_tokens, is_pooled=simulated.is_pooled
         )
+        can_stop = params.stop or not seq.stop_token_ids.isdisjoint(self._words)
+        if self._texts and not can_stop and params.logprobs is None and self._drafts is None:
+            has_end = bool(self._eos) and not params.ignore_eos
+            script.last = max(simulated.min_tokens, self._output_tokens - 1) if has_end else sys.maxsize
+            if simulated.is_whole:
+                script.tick = TokenUpdate(seq.request_id, 0, "")
+        return script
 
     def load_adapter(self, name: str, path: str) -> None:
         """Take an adapter's name, without reading it."""
@@ -281,7 +309,7 @@ class Twin:
         if request is not None:
             self.scheduler.abort(request_id)
             request.on_token = None
-            del self._scripts[request_id]
+            self._complete(request, self._scripts.pop(request_id))
         return request
 
     def delay(self, request: Request) -> float:
@@ -294,13 +322,15 @@ class Twin:
     @property
     def has_unfinished(self) -> bool:
         is_copying = self.tiers is not None and self.tiers.is_busy
-        return self.scheduler.has_unfinished or bool(self._ended) or is_copying
+        return self._core.has_unfinished or bool(self._ended) or is_copying
 
     # --- one step -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
         """Schedule a batch; wait for the oldest one if the batch queue is full. Return outputs of ended requests."""
-        if self.scheduler.has_unfinished or (self.tiers is not None and self.tiers.is_busy):
+        if self._stretch is not None and self._run_quietly(self._stretch):
+            pass
+        elif self.scheduler.has_unfinished or (self.tiers is not None and self.tiers.is_busy):
             try:
                 self._run()
             except Exception as error:
@@ -320,6 +350,64 @@ class Twin:
             self.scheduler.fail(request.seq.request_id, why)
             self._end(request)
 
+    def _run_quietly(self, stretch: Stretch) -> bool:
+        """Run a step in which nothing but decoding happens; False if the next is another."""
+        work = stretch.schedule() if stretch.num_left and self._stretch is stretch else None
+        if work is None:
+            self._settle()
+            return False
+        self._launch(EMPTY, self._step_time.seconds(work), self.clock.now())
+        flight = self._in_flight.popleft()
+        self.clock.sleep_until(flight.end)
+        self.lag.count(self.clock.now() - flight.end, flight.seconds)
+        stretch.update()
+        for request, script, first in self._readers:
+            if request.on_token is not None:
+                request.on_token(script.tick or self._update(request, script, first + stretch.done))
+        return True
+
+    def _settle(self) -> None:
+        """End a stretch of quiet steps."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is not None:
+            batch = stretch.settle()
+            self._in_flight = deque(Flight(batch, flight.end, flight.seconds) for flight in self._in_flight)
+
+    def _begin_stretch(self, batch: Batch) -> None:
+        """Begin a stretch of quiet steps if the next steps are so many."""
+        is_other = self.tiers is not None or self._drafts is not None or not isinstance(self._core, Scheduler)
+        num_steps = 0 if is_other or self._is_pooling else quiet_steps(self._core, batch, self._num_left)
+        if num_steps >= SHORTEST:
+            self._stretch = Stretch(self._core, self._reaches, num_steps, self._extend)
+            requests = [self._requests[seq.request_id] for seq in self._core.running]
+            self._readers = [
+                (request, self._scripts[request.seq.request_id], request.seq.num_output_tokens - 1)
+                for request in requests
+                if request.on_token is not None
+            ]
+
+    def _num_left(self, seq: Sequence) -> int:
+        """Return how many tokens come before the one that ends a sequence; 0 if it takes more to know them."""
+        script = self._scripts[seq.request_id]
+        if script.last is None:
+            return 0
+        length = min(seq.num_prompt_tokens + seq.max_tokens, self.max_model_len) - 1
+        return min(length, seq.num_prompt_tokens + script.last) - len(seq.token_ids)
+
+    def _extend(self, seq: Sequence, num_tokens: int) -> None:
+        """Extend a sequence's tokens to so many."""
+        words, start = self._words, self._scripts[seq.request_id].start
+        while (count := num_tokens - len(seq.token_ids)) > 0:
+            first = (start + len(seq.token_ids) - seq.num_prompt_tokens) % len(words)
+            seq.token_ids += words[first : first + count]
+
+    def _launch(self, batch: Batch, seconds: float, begin: float) -> None:
+        """Let a batch run for so long, after those before it."""
+        if self._noise:
+            seconds *= math.exp(self._luck.gauss(-self._noise * self._noise / 2, self._noise))
+        self._free_at = max(begin, self._free_at) + seconds / self._speed
+        self._in_flight.append(Flight(batch, self._free_at, seconds / self._speed))
+
     def _run(self) -> None:
         batch = self.scheduler.schedule()
         begin = self.clock.now() if self.tiers is None else self._copy(self.tiers, batch)
@@ -331,10 +419,7 @@ class Twin:
             seconds = self._step_time.seconds(batch_work(batch, self._reaches))
             if self._drafts is not None and self._drafts.passes is not None:
                 seconds += self._drafts.passes.seconds(batch)
-            if self._noise:
-                seconds *= math.exp(self._luck.gauss(-self._noise * self._noise / 2, self._noise))
-            self._free_at = max(begin, self._free_at) + seconds / self._speed
-            self._in_flight.append(Flight(batch, self._free_at, seconds / self._speed))
+            self._launch(batch, seconds, begin)
         depth = self.scheduler.config.batch_queue_depth
         if self._in_flight and (len(self._in_flight) == depth or not batch.num_tokens):
             self._take_in(self._in_flight.popleft())
@@ -342,6 +427,8 @@ class Twin:
             self.clock.sleep_until(self._next_copy(self.tiers))
         if self.tiers is not None:
             self.tiers.take_in_at(self.clock.now() * self._speed)
+        if not (batch.new or batch.resumed or batch.preempted or batch.failed or self._ended):
+            self._begin_stretch(batch)
 
     def _copy(self, tiers: TimedTiers, batch: Batch) -> float:
         """Begin a step's copies; return the time at which the step may write."""
@@ -356,16 +443,55 @@ class Twin:
         """Wait until a batch has run, and deliver its tokens."""
         self.clock.sleep_until(flight.end)
         self.lag.count(self.clock.now() - flight.end, flight.seconds)
-        for seq in flight.batch.samples:
+        for seq in flight.batch.samples if self._is_pooling else ():
             if not seq.is_finished and self._scripts[seq.request_id].is_pooled:
                 self.scheduler.finish(seq.request_id, "stop")
                 self._end(self._requests[seq.request_id])
-        seqs = [seq for seq in flight.batch.samples if not seq.is_finished]
-        tokens = {seq.request_id: self._tokens(seq, flight.batch) for seq in seqs}
-        self.scheduler.update(flight.batch, tokens)
+        seqs = [seq for seq in flight.batch.samples if seq.status != "finished"]
+        self.scheduler.update(flight.batch, self._sampled(seqs, flight.batch))
+        requests, scripts = self._requests, self._scripts
         for seq in seqs:
-            self._receive(self._requests[seq.request_id])
-        self._propose(flight.batch)
+            request, script = requests[seq.request_id], scripts[seq.request_id]
+            if script.last is None:
+                self._receive(request)
+                continue
+            if request.on_token is not None:
+                place = len(seq.token_ids) - seq.num_prompt_tokens - 1
+                request.on_token(script.tick or self._update(request, script, place))
+            if seq.status == "finished":
+                self._end(request)
+        if self._drafts is not None:
+            self._propose(flight.batch)
+
+    def _sampled(self, seqs: list[Sequence], batch: Batch) -> dict[str, Several[int]]:
+        """Return the sequences' tokens of a step, by request id."""
+        tokens: dict[str, Several[int]] = {}
+        scripts, words, end = self._scripts, self._words, (self._end_token,)
+        num_words = len(words)
+        for seq in seqs:
+            script, place = scripts[seq.request_id], len(seq.token_ids) - seq.num_prompt_tokens
+            if script.last is None:
+                tokens[seq.request_id] = self._tokens(seq, batch)
+            else:
+                is_end = place >= script.last
+                tokens[seq.request_id] = end if is_end else (words[(script.start + place) % num_words],)
+        return tokens
+
+    def _update(self, request: Request, script: Script, place: int) -> TokenUpdate:
+        """Return the token of a place and its text, of a request whose output is known in advance."""
+        word = (script.start + place) % len(self._words)
+        token, text = (
+            (self._end_token, self._end_text) if place == script.last else (self._words[word], self._texts[word])
+        )
+        return TokenUpdate(request.seq.request_id, token, text)
+
+    def _complete(self, request: Request, script: Script) -> None:
+        """Fill in the text of a request whose tokens nobody has read."""
+        if script.last is not None:
+            num_words = min(request.seq.num_output_tokens, script.last)
+            places = range(script.start, script.start + num_words)
+            text = "".join([self._texts[place % len(self._texts)] for place in places])
+            request.text = text if num_words == request.seq.num_output_tokens else text + self._end_text
 
     def _tokens(self, seq: Sequence, batch: Batch) -> list[int]:
         """Return a sequence's tokens of a step: the accepted drafts and one token after them."""
@@ -388,10 +514,10 @@ class Twin:
     def _token(self, seq: Sequence, place: int) -> int:
         params, script = self._requests[seq.request_id].params, self._scripts[seq.request_id]
         if script.ends and place >= len(script.words):
-            return min(self._eos, default=0)
+            return self._end_token
         is_over = place >= script.min_tokens and place + 1 >= self._output_tokens and not params.ignore_eos
         if self._eos and is_over and not script.ends:
-            return min(self._eos)
+            return self._end_token
         return script.word(place, seq.stop_token_ids)
 
     def _receive(self, request: Request) -> None:
@@ -413,8 +539,17 @@ class Twin:
     def _end(self, request: Request) -> None:
         request_id = request.seq.request_id
         if self._requests.pop(request_id, None) is not None:  # None: aborted by a callback
-            del self._scripts[request_id]
+            self._complete(request, self._scripts.pop(request_id))
             self._ended.append(request)
+
+
+def _texts(tokenizer: Any, words: list[int]) -> list[str]:
+    """Return the words' texts as they follow each other; nothing if a word alone has none."""
+    if tokenizer is None:
+        return [""] * len(words)
+    detokenizer = Detokenizer(tokenizer, words)
+    texts = [detokenizer.step(word) for word in words]
+    return texts if all(texts) else []
 
 
 def _logprobs(token: int, num_top: int) -> Any:

@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from engine.request import Request, RequestOutput, TokenUpdate
@@ -17,6 +18,7 @@ from kvplan.serve.jobs import Finish, Job, Piece
 from kvplan.serve.metrics import ServerMetrics
 
 IDLE_S: Final = 30.0
+PATIENCE_S: Final = 0.002  # for which tokens are gathered while nobody waits by the clock
 MOST_FAILURES: Final = 3  # consecutive failed steps after which /health reports 503
 
 
@@ -51,6 +53,7 @@ class Worker:
 
     def __init__(self, backend: Backend, metrics: ServerMetrics, hooks: Hooks = NO_HOOKS) -> None:
         self.backend, self.metrics, self._hooks, self.now = backend, metrics, hooks, hooks.now
+        self._scheduler = backend.scheduler
         self.end_token: int | None = None  # the tokenizer's own, which is no stop reason
         self.is_well = True
         self.lost: Exception | None = None  # in the loop: what ended the thread before its time
@@ -63,7 +66,10 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="kvplan-engine", daemon=True)
         self._own: dict[str, Job] = {}  # in the thread: jobs submitted to the backend
-        self._pieces: dict[Job, list[Piece]] = {}  # in the thread: this step's pieces
+        self._unscheduled: dict[str, Job] = {}  # in the thread: of those, jobs that have not run
+        self._counts: dict[Job, int] = {}  # in the thread: this step's tokens
+        self._pieces: dict[Job, Piece] = {}  # in the thread: what is to be sent
+        self._sent_at = 0.0  # in the thread
         self._failures = 0
 
     # --- in the event loop --------------------------------------------------------------------------------------
@@ -77,7 +83,7 @@ class Worker:
         if self.lost is None:
             self._inbox.put(job)
         else:
-            self._give(job, [failed(self.lost)])
+            self._give(job, failed(self.lost))
 
     def abort(self, jobs: Iterable[Job]) -> None:
         """Abort the unfinished jobs; their blocks are freed before the next step."""
@@ -89,8 +95,7 @@ class Worker:
     def cancel(self, jobs: Iterable[Job]) -> None:
         """Abort jobs whose clients wait: they get what there is, with finish reason "abort"."""
         for job in jobs:
-            self._inbox.put(job.request_id)
-            self._give(job, [Piece(finish=Finish("abort"))])
+            self._inbox.put(partial(self._cancel, job))
 
     async def call(self, run: Callable[[Any], T]) -> T:
         """Run something with the backend in its thread, between two steps; raise what it raises."""
@@ -138,25 +143,30 @@ class Worker:
         """Fail what is unfinished: the backend's thread has ended by this error."""
         self.lost = error
         for job in list(self.jobs.values()):
-            self._give(job, [failed(error)])
+            self._give(job, failed(error))
         for future in list(self._calls):
             future.set_exception(error)
         self.on_lost()
 
-    def _deliver(self, pieces: dict[Job, list[Piece]]) -> None:
-        for job, parts in pieces.items():
+    def _deliver(self, pieces: dict[Job, Piece]) -> None:
+        late: dict[float, list[tuple[Job, Piece]]] = {}
+        for job, piece in pieces.items():
             if job.delay and not self._hooks.is_virtual:
-                asyncio.get_running_loop().call_later(job.delay, self._give, job, parts)
+                late.setdefault(job.delay, []).append((job, piece))
             else:
-                self._give(job, parts)
+                self._give(job, piece)
+        for delay, group in late.items():
+            asyncio.get_running_loop().call_later(delay, self._give_all, group)
 
-    def _give(self, job: Job, pieces: list[Piece]) -> None:
+    def _give_all(self, group: list[tuple[Job, Piece]]) -> None:
+        for job, piece in group:
+            self._give(job, piece)
+
+    def _give(self, job: Job, piece: Piece) -> None:
         if job.has_ended:  # aborted meanwhile
             return
-        for piece in pieces:
-            job.has_token = True
-            job.has_ended = piece.finish is not None or piece.refused is not None
-            job.pieces.put_nowait((job.index, piece))
+        job.has_ended = piece.finish is not None or piece.refused is not None
+        job.pieces.put(job.index, piece)
         if job.has_ended:
             self.jobs.pop(job.request_id, None)
 
@@ -189,7 +199,7 @@ class Worker:
     def _take_in(self) -> bool:
         """Process new submissions, aborts and calls, blocking if the backend is idle; return False on close."""
         wait = not self._has_steps
-        while True:
+        while wait or not self._inbox.empty():
             try:
                 item = self._inbox.get(block=wait, timeout=IDLE_S)
             except queue.Empty:
@@ -206,6 +216,7 @@ class Worker:
                 case _:
                     item()
             wait = False
+        return True
 
     def _add(self, job: Job) -> None:
         try:
@@ -216,23 +227,37 @@ class Worker:
                 priority=job.priority,
                 cache_salt=job.cache_salt,
                 adapter=job.adapter,
-                on_token=self._on_token,
+                on_token=partial(self._on_token, job),
                 **({} if job.simulated is None else {"simulated": job.simulated}),
             )
         except BackendLostError:
             raise
         except Exception as error:  # an invalid request must not affect the others
-            self._pieces[job] = [Piece(refused=error)]
+            self._pieces[job] = Piece(refused=error)
             return
         job.times.queued = self.now()
-        self._own[job.request_id] = job
+        self._own[job.request_id] = self._unscheduled[job.request_id] = job
 
     def _abort(self, request_id: str) -> None:
-        job = self._own.pop(request_id, None)
+        job = self._pop(request_id)
         if job is not None:
             self.backend.abort(request_id)
+            self._pieces.pop(job, None)
             self.metrics.ended(job, "abort", self.now())
-            self.metrics.levels(self.backend.scheduler)
+            self.metrics.levels(self._scheduler)
+
+    def _pop(self, request_id: str) -> Job | None:
+        self._unscheduled.pop(request_id, None)
+        return self._own.pop(request_id, None)
+
+    def _cancel(self, job: Job) -> None:
+        """Abort a job whose client gets what there is."""
+        if job.request_id not in self._own:
+            return
+        waits = self._pieces.get(job, Piece())  # of a stream
+        self._abort(job.request_id)
+        assert job.request is not None
+        self._finish(job, job.request.output(), Finish("abort"), waits)
 
     def _step(self) -> None:
         began = self.now()
@@ -246,53 +271,74 @@ class Worker:
             self._failures += 1
             self.is_well = self._failures < MOST_FAILURES
             self.metrics.failed(error)
-        ended = {output.request_id: output for output in outputs}
-        now = self.now()
-        self._note_admitted(ended, began)
-        for job, pieces in self._pieces.items():
-            self.metrics.tokens(job, pieces, now)
+        self._note_admitted(began)
+        self.metrics.tokens(self._counts, self.now())
+        self._counts.clear()
         for output in outputs:
             self._end(output)
-        self.metrics.step(self.backend.scheduler)
+        self.metrics.step(self._scheduler)
 
-    def _note_admitted(self, ended: dict[str, RequestOutput], began: float) -> None:
-        running = (seq.request_id for seq in self.backend.scheduler.running)
-        for request_id in (*running, *ended):
-            job = self._own.get(request_id)
-            if job is not None and not job.times.scheduled:
+    def _note_admitted(self, began: float) -> None:
+        for job in list(self._unscheduled.values()):
+            if job.request is not None and job.request.seq.status in ("running", "finished"):
                 job.times.scheduled = max(began, job.times.queued)
+                del self._unscheduled[job.request_id]
 
-    def _on_token(self, update: TokenUpdate) -> None:
-        job = self._own[update.request_id]
-        assert job.request is not None
-        if not job.num_told:
-            job.delay = self._hooks.delay(job.request)
-        logprobs = job.request.logprobs
-        chosen = logprobs[job.num_told] if job.num_told < len(logprobs) else None
-        prompt = () if job.num_told or job.params.prompt_logprobs is None else job.request.prompt_logprobs
+    def _on_token(self, job: Job, update: TokenUpdate) -> None:
+        self._counts[job] = self._counts.get(job, 0) + 1
+        request, place = job.request, job.num_told
         job.num_told += 1
-        cached = job.request.num_cached_tokens
-        piece = Piece(update.token_id, update.text, chosen, num_cached_tokens=cached, prompt_logprobs=prompt)
-        self._pieces.setdefault(job, []).append(piece)
+        if not place:
+            assert request is not None
+            job.delay, job.has_token = self._hooks.delay(request), True
+        if not job.is_streamed:
+            return
+        piece = self._pieces.get(job)
+        if piece is None:
+            piece = self._pieces[job] = Piece()
+        piece.token_ids.append(update.token_id)
+        piece.texts.append(update.text)
+        if job.params.logprobs is not None:
+            assert request is not None
+            piece.logprobs.append(request.logprobs[place] if place < len(request.logprobs) else None)
 
     def _end(self, output: RequestOutput) -> None:
-        job = self._own.pop(output.request_id, None)
+        job = self._pop(output.request_id)
         if job is None:
             return
         reason = output.finish_reason
         assert job.request is not None
         stop = stop_reason(job.request, self.end_token) if reason == "stop" else None
         finish = Finish("error" if reason == "out_of_blocks" else reason, output.error, stop)
-        pieces = self._pieces.setdefault(job, [])
-        last = pieces.pop() if pieces else Piece(num_cached_tokens=output.num_cached_tokens)
-        pieces.append(replace(last, finish=finish))
+        self._finish(job, output, finish, self._pieces.get(job, Piece()))
         self.metrics.ended(job, finish.reason, self.now())
 
+    def _finish(self, job: Job, output: RequestOutput, finish: Finish, piece: Piece) -> None:
+        """Add a job's end to its last piece: after a stream's tokens, or all tokens at once."""
+        if not job.is_streamed:
+            piece = Piece(output.token_ids, [output.text], output.logprobs or [])
+        piece.finish = finish
+        self._pieces[job] = piece
+
     def _send(self) -> None:
+        if not self._pieces or (self._hooks.is_virtual and self._may_gather()):
+            return
         pieces, self._pieces = self._pieces, {}
-        if pieces and self._loop is not None:
+        for job, piece in pieces.items():
+            request = job.request
+            if request is not None:
+                piece.num_cached_tokens = request.num_cached_tokens
+                piece.prompt_logprobs = () if job.params.prompt_logprobs is None else request.prompt_logprobs
+        if self._loop is not None:
             with suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._deliver, pieces)
+
+    def _may_gather(self) -> bool:
+        """True while the next step may add to what there is to send."""
+        now = time.monotonic()
+        is_due = now - self._sent_at > PATIENCE_S or not self._has_steps
+        self._sent_at = now if is_due else self._sent_at
+        return not is_due
 
 
 def stop_reason(request: Request, end_token: int | None) -> int | str | None:

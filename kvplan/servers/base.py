@@ -105,6 +105,7 @@ class Abilities:
     vendors           makers of GPUs that it serves on by rules that are known
     fits_context      without a context it chooses one that fits
     one_machine       a server's GPUs are those of one machine
+    shares_experts    its data-parallel replicas keep one set of experts and exchange tokens for them
     file_types        --quantization is the type of the file that it loads, one of these, the largest first; none: it
                      changes the weights while loading
     """
@@ -123,6 +124,7 @@ class Abilities:
     vendors: tuple[str, ...] = ("nvidia", "amd")
     fits_context: bool = False
     one_machine: bool = False
+    shares_experts: bool = False
     file_types: tuple[str, ...] = ()
 
 

@@ -34,6 +34,7 @@ MODELS: Final = {"dense": "dense models", "experts": "models with experts", "fp8
 ANY: Final = ""
 FEWEST: Final = 20  # results for which a kind of plans has a range of its own
 FEWEST_KINDS: Final = 3  # model families, weight formats, GPU generations or releases among them
+WIDE: Final = 6  # high over low, from which a range says why
 WIDER: Final = 1.15  # factor for each part of a kind of which there are not enough results: an assumption
 
 
@@ -115,4 +116,9 @@ def coverage(plan: Plan) -> str:
     if "tpot" not in scored:
         return f"no result of this kind ({where}): run `kvplan calibrate` with 3 of yours"
     counts = [f"{score.in_range} of {score.results} {METRICS[metric]}" for metric, score in scored.items()]
-    return f"held {', '.join(counts)} on results of other models, GPUs or releases ({where})"
+    text = f"held {', '.join(counts)} on results of other models, GPUs or releases ({where})"
+    low, high = range_of(kind, "ttft")
+    if high < WIDE * low:
+        return text
+    why = "as sources do not state who begins together or what was compiled meanwhile: `kvplan calibrate` narrows it"
+    return f"{text}; {high / low:.0f}-fold to the first token, {why}"

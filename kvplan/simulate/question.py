@@ -47,8 +47,12 @@ class Onlooker:
         """The run is over."""
 
 
-def planned(form: Form, words: LoadWords, tiers: Sequence[str], say: Callable[[Inputs], None]) -> Plan:
-    """The one plan to simulate; `say` takes the notes from reading it."""
+def planned(
+    form: Form, words: LoadWords, tiers: Sequence[str], say: Callable[[Inputs], None], *, ranks: bool = False
+) -> Plan:
+    """The one plan to simulate; `say` takes the notes from reading it; ranks: whether each data-parallel rank is
+    simulated.
+    """
     refuse_missing(
         ("MODEL", form.names_model, MODEL_CURE),
         ("--gpu", form.names_gpu, "name the GPU to simulate"),
@@ -58,7 +62,7 @@ def planned(form: Form, words: LoadWords, tiers: Sequence[str], say: Callable[[I
     request = inputs.only("simulate", "name one --gpu and one --ctx")
     say(inputs)
     the_plan = plan(request)
-    check(the_plan, tiers_of(tiers))
+    check(the_plan, tiers_of(tiers), ranks=ranks)
     refuse_reordering(form.command())
     return the_plan
 

@@ -12,11 +12,11 @@ from kvplan.models.spec import LatentAttention
 from kvplan.planning.plan import Plan, lack_text
 from kvplan.servers.base import abilities_of, flag_of, titles
 from kvplan.servers.plans.pool import KVGroup, chunk_bytes, offloaded_bytes
-from kvplan.servers.words.arguments import EngineArgs
 from kvplan.servers.words.command import ServeCommand
 from kvplan.simulate import prompts_first_run
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.host import Intake
+from kvplan.simulate.kernels.layers import peers_of
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.prompts_first_run import PromptsFirstRun
 from kvplan.simulate.runs import Run
@@ -99,20 +99,29 @@ DRAFTED: Final = "remove it: how many draft tokens are accepted is not modeled"
 OFFLOADED: Final = "remove it: the time to fetch weights from the host is not modeled"
 
 
-def check(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False) -> None:
+def check(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False, ranks: bool = False) -> None:
     """Raise an error with a remedy if the simulation does not model the plan or the server does not start.
 
     specs   offloading tiers
     drafts  True if the number of accepted draft tokens is stated
+    ranks   True if each data-parallel rank is simulated
     """
     name = plan.request.spec.name
-    refuse_unmodeled(plan, specs, drafts=drafts)
+    refuse_unmodeled(plan, specs, drafts=drafts, ranks=ranks)
     if not plan.fits:
         where = f"{name} on {plan.request.gpu.name}"
-        raise UsageError("simulate", f"{where} {lack_text(plan)}", "see what would fit with `kvplan estimate`")
+        cure = "see what would fit with `kvplan estimate`"
+        if plan.refusal is not None and plan.refusal.flag:
+            from kvplan.planning.cures import flag_text  # only for the error
+
+            flag = flag_text(plan.request.release.engine, plan.refusal.argument, plan.refusal.values[0])
+            cure = f"use {flag}, or {cure}"
+        raise UsageError("simulate", f"{where} {lack_text(plan)}", cure)
 
 
-def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False) -> None:
+def refuse_unmodeled(
+    plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False, ranks: bool = False
+) -> None:
     args, name = plan.request.args, plan.request.spec.name
     if not abilities_of(plan.request.release.engine).simulated:
         names, engines = titles(lambda can: can.simulated)
@@ -123,7 +132,7 @@ def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bo
         )
     refused = {
         "pipeline_parallel_size": args.pipeline_parallel_size > 1,
-        "data_parallel_size": args.data_parallel_size > 1,
+        "data_parallel_size": args.data_parallel_size > 1 and not ranks,
         "decode_context_parallel_size": args.decode_context_parallel_size > 1,
         "prefill_context_parallel_size": args.prefill_context_parallel_size > 1,
         "--draft-model": plan.request.draft is not None and not drafts,
@@ -132,7 +141,7 @@ def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bo
         "offload_group_size": (args.offload_group_size or 0) > 0,
     }
     cures = {
-        "data_parallel_size": data_parallel_cure(args),
+        "data_parallel_size": data_parallel_cure(plan),
         "cpu_offload_gb": OFFLOADED,
         "offload_group_size": OFFLOADED,
         "--draft-model": DRAFTED,
@@ -157,11 +166,12 @@ def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bo
         )
 
 
-def data_parallel_cure(args: EngineArgs) -> str:
-    """How to simulate a server with data-parallel ranks: alone, each is a replica; sharing experts, none is."""
-    if args.enable_expert_parallel or args.enable_dp_attention:
-        return "ranks that share experts or attention exchange tokens in every step, which is not timed"
-    return f"replace it with --replicas {args.data_parallel_size} --router least-loaded: each rank is a replica"
+def data_parallel_cure(plan: Plan) -> str:
+    """How to plan for a server with data-parallel ranks where only one server is simulated."""
+    if peers_of(plan) > 1:
+        return "ranks that share experts or attention exchange tokens in every step, which `kvplan simulate` times"
+    size = plan.request.args.data_parallel_size
+    return f"replace it with --replicas {size} --router least-loaded: each rank is a replica"
 
 
 def refuse_reordering(command: ServeCommand | None) -> None:

@@ -59,19 +59,31 @@ class StepWork:
 
 def batch_work(batch: Batch, reaches: tuple[Reach, ...]) -> StepWork:
     """Return a batch's work; num_computed_tokens must already include its tokens."""
-    drafts = batch.extra(DraftStep).drafts
-    spans = [(seq.num_computed_tokens, n) for seq, n in batch.num_tokens.items()]
-    prompts = [
-        (seq.num_computed_tokens, n)
-        for seq, n in batch.num_tokens.items()
-        if is_prompt(seq, n - len(drafts.get(seq, ())))
+    drafts = batch.extra(DraftStep).drafts if batch.extras else {}
+    decodes: list[int] = []  # contexts of the sequences that compute one token, which they have decoded
+    spans: list[tuple[int, int]] = []
+    prompts: list[tuple[int, int]] = []
+    for seq, n in batch.num_tokens.items():
+        end = seq.num_computed_tokens
+        if n == 1 and end > seq.num_prompt_tokens:
+            decodes.append(end)
+            continue
+        spans.append((end, n))
+        if is_prompt(seq, n - len(drafts.get(seq, ()))):
+            prompts.append((end, n))
+    reads = [
+        sum(decodes) if reach.tokens is None else sum([min(end, reach.tokens) for end in decodes]) for reach in reaches
     ]
+    if not spans and not drafts:
+        read = tuple(reads)
+        return StepWork(len(decodes), len(batch.samples), len(decodes), read, read, 0, 0, (0,) * len(read))
+    rows = list(zip(reads, reaches, strict=True))
     return StepWork(
-        num_tokens=sum(n for _, n in spans),
+        num_tokens=len(decodes) + sum(n for _, n in spans),
         num_samples=len(batch.samples) + sum(map(len, drafts.values())),
-        num_seqs=len(spans),
-        read=tuple(sum(reach.span(end, n) for end, n in spans) for reach in reaches),
-        pairs=tuple(sum(reach.pairs(end, n) for end, n in spans) for reach in reaches),
+        num_seqs=len(batch.num_tokens),
+        read=tuple(read + sum(reach.span(end, n) for end, n in spans) for read, reach in rows),
+        pairs=tuple(read + sum(reach.pairs(end, n) for end, n in spans) for read, reach in rows),
         num_prompts=len(prompts),
         prompt_tokens=sum(n for _, n in prompts),
         prompt_pairs=tuple(sum(reach.pairs(end, n) for end, n in prompts) for reach in reaches),

@@ -58,6 +58,10 @@ EXPECTED = [
     ("compose", "chat", "Qwen/Qwen3-8B", "vllm@0.33.0", 1, 1, 1, None,
      {"max_model_len": 16384, "gpu_memory_utilization": 0.85}),
     ("compose", "coder", "Qwen/Qwen3-14B", "sglang@0.5.23", 1, 1, 1, None, {"max_model_len": 16384}),
+    ("dstack", "coder", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "vllm@0.33.0", 2, 1, 2, "l40s",
+     {"max_model_len": 32768, "tensor_parallel_size": 2}),
+    ("skypilot", "chat", "meta-llama/Llama-3.3-70B-Instruct", None, 4, 1, 1, "h100-80g",
+     {"max_model_len": 16384, "tensor_parallel_size": 4}),
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import goals
+from benchmarks import goals, gpu
 from benchmarks.goals import GOALS, NAMES, Measured, Shown
 
 HOW = {"stage": "kernels", "commit": "c0ffee", "utc": "2026-11-23T10:00:00+00:00"}
@@ -50,7 +50,8 @@ def taken_in(reports: Path, *stages: dict[str, Any]) -> Shown:
 
 def rows_of(page: str) -> dict[str, tuple[str, str]]:
     """(measured, met) by the goal's first words."""
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:2] == "| "]
+    tables, _, _ = page.partition("## Stages of")
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines() if line[:2] == "| "]
     return {what: (measured, met) for what, _, measured, met in cells[2:]}
 
 
@@ -66,9 +67,48 @@ def test_the_page_has_all_goals_and_no_number_that_no_gpu_has_measured() -> None
     page = goals.page({})
     rows = rows_of(page)
     assert len(rows) == len(GOALS) == 10
-    assert set(rows.values()) == {("not yet run on a GPU", "")}
+    assert all(measured.startswith("never run on a GPU; stage ") and met == "" for measured, met in rows.values())
     assert "Measured on: no GPU yet." in page
     assert len(NAMES) == len(set(NAMES))
+
+
+def stages_of(page: str) -> dict[str, str]:
+    """Where a stage has run, by its name."""
+    _, _, stages = page.partition("## Stages of")
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in stages.splitlines() if line[:2] == "| "]
+    return {name: ran for name, _, _, ran in cells[2:]}
+
+
+def test_each_stage_of_the_script_has_its_row_and_each_goal_its_stages() -> None:
+    names = [stage.name for stage in gpu.STAGES]
+    assert list(stages_of(goals.PAGE.read_text(encoding="utf-8"))) == names
+    for goal in (*GOALS, goals.NANO_VLLM_ELSEWHERE):
+        assert goal.stages
+        assert set(goal.stages) <= set(names), goal.what
+    assert set(goals.TRIED) <= set(names)
+    assert {owner for owner, _ in goals.ROWS.values()} <= {name for goal in GOALS for name in goal.stages}
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=lambda goal: goal.what)
+def test_a_goals_numbers_are_what_its_stages_report(goal: goals.Goal) -> None:
+    """By name, in the code of the first of its stages or of what that runs; or as the row of one."""
+    (stage,) = (stage for stage in gpu.STAGES if stage.name == goal.stages[0])
+    folder = Path(goals.__file__).parent
+    paths = [folder / f"gpu_stages/{stage.argv[1].rpartition('.')[2]}.py", folder / "kernel_bench/timings.py"]
+    code = "".join(path.read_text(encoding="utf-8") for path in paths)
+    for need in goal.needs:
+        is_waste = need.name.endswith("-waste") and '"{name}-waste"' in code
+        assert f'"{need.name}"' in code or is_waste or goals.ROWS.get(need.name, ("",))[0] == stage.name
+
+
+def test_a_stage_that_ran_on_a_gpu_is_said_to_have_run_though_it_has_no_goal(reports: Path) -> None:
+    skipped = {**stage_of("tune", {}), "status": "skipped"}
+    taken_in(reports, stage_of("smoke", {}, utc="2026-11-23"), skipped)
+    ran = stages_of(goals.PAGE.read_text())
+    assert ran["smoke"] == "on NVIDIA H200, 2026-11-23"
+    assert ran["tune"].startswith("never run on a GPU; on a CPU")
+    taken_in(reports, stage_of("overhead", {}))
+    assert stages_of(goals.PAGE.read_text())["smoke"] == "on NVIDIA H200, 2026-11-23"
 
 
 @pytest.mark.parametrize(
@@ -77,8 +117,8 @@ def test_the_page_has_all_goals_and_no_number_that_no_gpu_has_measured() -> None
         ({"decode-bandwidth": 0.85, "decode-peer": 1.0}, "85%; 1.00x", "yes"),
         ({"decode-bandwidth": 0.849, "decode-peer": 1.3}, "85%; 1.30x", "no"),
         ({"decode-bandwidth": 0.9, "decode-peer": 0.99}, "90%; 0.99x", "no"),
-        ({"decode-bandwidth": 0.9}, "90%; not yet run on a GPU", "in part"),
-        ({"decode-bandwidth": 0.5}, "50%; not yet run on a GPU", "no"),
+        ({"decode-bandwidth": 0.9}, "90%; not measured", "in part"),
+        ({"decode-bandwidth": 0.5}, "50%; not measured", "no"),
     ],
 )
 def test_a_goal_is_met_when_all_of_its_numbers_are_there_and_in_bounds(
@@ -123,7 +163,7 @@ def test_a_run_on_a_gpu_fills_the_page(reports: Path) -> None:
     assert rows["paged decode attention"] == ("87%; 1.04x", "yes")
     assert rows["prefill attention"] == ("40%", "no")
     assert rows["decode"] == ("83%", "yes")  # a row of another stage
-    assert rows["nano-vllm's workload"] == ("not yet run on a GPU", "")
+    assert rows["nano-vllm's workload"] == ("not measured by stage nano-vllm", "")
     assert "## NVIDIA H200" in page
     assert "no GPU yet" not in page
     assert "* stage decode, commit beef, 2026-11-24" in page
@@ -141,7 +181,7 @@ def test_a_second_run_on_the_same_gpu_adds_and_one_on_another_has_a_table_of_its
         "NVIDIA H100 80GB HBM3": {"prefill-matmul": 0.3, "decode-roofline": 0.83},
         "NVIDIA H200": h200,
     }
-    _, first, second = goals.PAGE.read_text().split("\n## ")
+    _, first, second, _ = goals.PAGE.read_text().split("\n## ")
     assert first.startswith("NVIDIA H100 80GB HBM3\n")
     assert (rows_of(first)["prefill attention, 8k"], rows_of(second)["prefill attention, 8k"]) == (
         ("30%", "no"),
@@ -233,14 +273,14 @@ def test_a_stage_that_was_cut_off_counts_as_far_as_it_came(reports: Path) -> Non
     document = {"schema": "kvplan/gpu@1", "device": "NVIDIA H200", "stages": [stage, skipped]}
     goals.main([str(write(reports / "summary.json", document))])
     assert goals.read_evidence(goals.EVIDENCE) == {
-        "NVIDIA H200": Shown({"prefill-matmul": (Measured(0.51, **HOW),)})
+        "NVIDIA H200": Shown({"prefill-matmul": (Measured(0.51, **HOW),)}, {"kernels": HOW["utc"]})
     }  # fmt: skip
 
 
 def test_what_is_written_reads_back(tmp_path: Path) -> None:
     other = Measured(0.4, "other", None, "2026-11-24")
     evidence = {
-        "NVIDIA H100": Shown({"prefix": (Measured(0.5, **HOW), other)}),
+        "NVIDIA H100": Shown({"prefix": (Measured(0.5, **HOW), other)}, {"smoke": "2026-11-24"}),
         "NVIDIA H200": Shown({}),
     }
     goals.write_evidence(tmp_path / "goals.json", evidence)

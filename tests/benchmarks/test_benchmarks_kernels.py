@@ -728,7 +728,7 @@ def test_the_command_leaves_rows_a_figure_and_goals_that_claim_nothing(
     out, err = capsys.readouterr()
     rows_of_goals = [line for line in out.splitlines() if line.startswith("| ")][2:]
     assert len(rows_of_goals) == 10
-    assert all("| not yet run on a GPU |" in line for line in rows_of_goals)
+    assert all("| never run on a GPU; stage " in line for line in rows_of_goals)
     assert "say nothing about a GPU" in err
     with (tmp_path / "out" / "kernels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

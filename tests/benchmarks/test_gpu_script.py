@@ -764,6 +764,24 @@ def test_a_profile_that_ran_out_of_memory_says_so_whatever_reconcile_makes_of_it
     assert saved["headline"] == f"the run ended early: {cause}"
 
 
+def test_a_complete_profile_that_is_cut_while_it_is_compared_does_not_say_that_it_ended_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kvplan(task: stage.Task, arguments: list[str]) -> tuple[int, str]:
+        if arguments[0] == "reconcile":
+            raise KeyboardInterrupt
+        (task.folder / "run").mkdir()
+        manifest = {"status": "complete", "cause": None, "memory": {"weights": 1}}
+        (task.folder / "run" / "run.json").write_text(json.dumps(manifest))
+        return 0, ""
+
+    monkeypatch.setattr(profiles, "kvplan", kvplan)
+    with pytest.raises(KeyboardInterrupt):
+        profiles.run(profile_task(tmp_path))
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["headline"] == "the run is complete, and not compared yet"
+
+
 @pytest.mark.parametrize(("code", "status"), [(4, 9), (1, 1)], ids=["no memory", "an error"])
 def test_a_run_that_the_memory_did_not_do_for_is_done_once_its_rows_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: int

@@ -67,7 +67,7 @@ def test_a_row_that_says_too_little_is_named(tmp_path: Path, row: Any, why: str)
     ("stated", "expected"),
     [
         (0.0, ("fixed", 1.0)), (0.05, ("fixed", 1.0)), (0.8, ("random", 0.8)), ("sharegpt", ("chat", 0.0)),
-        ("eos512", ("chat", 512.0)),
+        ("eos512", ("chat", 512.0)), ("uniform", ("random", 0.0)),
     ],
 )  # fmt: skip
 def test_lengths_are_drawn_as_the_source_says(tmp_path: Path, stated: Any, expected: tuple[str, float]) -> None:
@@ -77,6 +77,8 @@ def test_lengths_are_drawn_as_the_source_says(tmp_path: Path, stated: Any, expec
     match expected:
         case ("fixed", _):
             assert set(prompts) == {1000}
+        case ("random", 0.0):  # SGLang's `random`
+            assert 1 <= min(prompts) < 50 < 950 < max(prompts) <= 1000
         case ("random", _):  # vLLM's --random-range-ratio of InferenceMAX: from 0.8 of the length up to it
             assert 800 <= min(prompts) < 850 < 950 < max(prompts) <= 1000
         case _:
@@ -106,6 +108,12 @@ def test_users_at_once_have_a_limit(tmp_path: Path) -> None:
 def test_every_request_of_an_open_loop_is_simulated(tmp_path: Path, rate: float | str) -> None:
     """Requests that queue wait longer the more of them come: a part of a run has a shorter time to the first token."""
     assert load_of(read_row(tmp_path, load={"rate": rate}, num_prompts=6000)).simulated == (6000, 0)
+
+
+def test_a_data_parallel_rank_has_its_share_of_the_load(tmp_path: Path) -> None:
+    load = load_of(read_row(tmp_path, dp=4, load={"users": 32}, num_prompts=320))
+    assert (load.users, load.num_prompts) == (8, 80)
+    assert load_of(read_row(tmp_path, dp=4, load={"rate": 2.0}, num_prompts=320)).rate == 0.5
 
 
 def test_a_server_is_the_limit_where_it_answers_fewer_than_come(tmp_path: Path) -> None:
@@ -146,6 +154,26 @@ def test_a_file_is_scored_and_written_as_json(tmp_path: Path, capsys: pytest.Cap
     assert sum(board["goals"].values()) == 4  # one fact of a server kvplan plans, two goals for each time
     first = board["points"][0]
     assert first["low"] <= first["predicted"] <= first["high"]
+
+
+def test_another_planner_stands_beside_on_the_results_that_both_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, peer = written(tmp_path, ROW, {**ROW, "id": "c"}), tmp_path / "peer.jsonl"
+    peer.write_text('{"id": "a", "tpot": 8.4, "ttft": 30.0}\n{"id": "c", "why": "no tables"}\n')
+    assert timeboard.main([str(path), "--peer", str(peer)]) == 0
+    beside = capsys.readouterr().out.partition("## Beside aiconfigurator 0.12")[2].partition("##")[0]
+    assert "1 result of vLLM and SGLang that both answer" in beside
+    assert "| aiconfigurator 0.12, all: time per output token | 1 | 20% | 20% | 20% |" in beside  # 8.4 for 7.0 ms
+    assert "| aiconfigurator 0.12, all: time to first token | 1 | 50% | 50% | 50% |" in beside
+
+
+def test_servers_without_a_plan_are_scored_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, ROW, {**ROW, "id": "c", "engine": "trtllm"})
+    assert timeboard.main([str(path), "--others"]) == 0
+    output = capsys.readouterr().out
+    assert "1 results, 3 figures compared, 0 refused" in output
+    assert "## Other servers" in output
 
 
 def test_a_file_without_results_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,7 @@ COMMANDS = {
     },
     r"-hf Qwen/Qwen3-8B-GGUF -ot '\.ffn_.*=CPU' -ts 3,1 -sm layer -mg 1 --fit off": {
         "override_tensor": r"\.ffn_.*=CPU", "tensor_split": "3,1", "split_mode": "layer", "main_gpu": 1, "fit": "off",
+        "tensor_parallel_size": 2,
     },
 }  # fmt: skip
 
@@ -112,7 +113,7 @@ def test_variables_are_flags(run: Run) -> None:
         ("-hf Qwen/Qwen3-8B-GGUF --control-vector v.gguf", "--control-vector: kvplan does not size control vectors"),
         ("-hf Qwen/Qwen3-8B-GGUF -md Llama-3.2-1B-Q8_0.gguf", "llama.cpp refuses more than 128 apart"),
         ("-hf Qwen/Qwen3-8B-GGUF -md Qwen3-0.6B-Q8_0.gguf -ctkd q8_0", "-ctkd: kvplan sizes a draft"),
-        ("-hf Qwen/Qwen3-8B-GGUF --spec-type draft-mtp", "--spec-type: kvplan sizes drafts of a model"),
+        ("-hf Qwen/Qwen3-8B-GGUF --spec-type draft-mtp", "--spec-type: draft-mtp is not sized"),
         ("-hf Qwen/Qwen3-8B-GGUF -ctv q8_0 -fa off", "a quantized V cache needs flash attention"),
         ("-hf Qwen/Qwen3-8B-GGUF -c many", "is not a whole number ('many')"),
         ("-hf Qwen/Qwen3-8B-GGUF --gpu-layer 5", "did you mean --gpu-layers?"),

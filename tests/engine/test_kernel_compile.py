@@ -18,7 +18,7 @@ import torch
 
 from engine.kernels.checks import need_supported
 from kvplan.core.errors import EnvironmentProblem
-from tests.support.compile_kernels import ARCHS, COLUMNS, ROOT, CompiledKernel, jobs
+from tests.support.compile_kernels import ARCHS, COLUMNS, ROOT, CompiledKernel, copies, jobs
 from tests.support.line_process import LineProcess
 from tests.support.parts import some
 
@@ -94,6 +94,47 @@ def test_any_part_of_a_batch_runs_the_same_kernel(compiler: LineProcess, job: st
 def test_the_check_stays_small(compiler: LineProcess, arch: int) -> None:
     rows = [row for job, job_arch in PAIRS if job_arch == arch for row in compiled(compiler, job, arch)]
     assert len({row.hash for row in rows}) <= MAX_KERNELS
+
+
+PTX = """
+    @%p1 cp.async.cg.shared.global [ %r50 + 0 ], [ %rd26 + 0 ], 0x10, %r51;
+    cp.async.cg.shared.global [%r1], [%rd1], 16;
+    cp.async.ca.shared.global [ %r52 + 0 ], [ %rd27 + 0 ], 0x8, %r53;
+    cp.async.ca.shared.global.L2::cache_hint [%r2], [%rd2], 4, %rd9;
+    cp.async.commit_group;
+    cp.async.wait_group 2;
+    @%p2 cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%r5], [%rd8, {%r1, %r2}], [%r9];
+"""
+
+
+def test_copies_are_counted_by_their_width() -> None:
+    """Instructions in the forms of the PTX ISA, as Triton writes them and as a person would."""
+    assert copies(PTX) == {"wide": 2, "narrow": 2, "tma": 1}
+
+
+WIDE_JOBS = ["decode bfloat16 128", "decode bfloat16+fp8 128", "prefill bfloat16 128", "prefill bfloat16+fp8 128"]
+
+
+@pytest.mark.parametrize("job", some(WIDE_JOBS, ["decode bfloat16+fp8 128"]))
+def test_attention_on_hopper_copies_16_bytes_at_a_time(compiler: LineProcess, job: str) -> None:
+    rows = [row for row in compiled(compiler, job, 90) if row.kernel != "merge_kernel"]
+    assert [(row.wide > 0, row.narrow) for row in rows] == [(True, 0)]
+
+
+@pytest.mark.parametrize("job", ["prefill bfloat16 128 blocks of 64", "prefill bfloat16+fp8 128 blocks of 64"])
+@pytest.mark.parametrize(("arch", "has_tma"), some([(89, False), (90, True), (100, True)], [(90, True)]))
+def test_prefill_copies_whole_tiles_where_a_page_holds_them(
+    compiler: LineProcess, job: str, arch: int, has_tma: bool
+) -> None:
+    (row,) = compiled(compiler, job, arch)
+    assert (row.tma > 0, row.wide == 0) == (has_tma, has_tma)
+
+
+def test_words_and_inputs_of_a_4_bit_product_are_copied_16_bytes_at_a_time(compiler: LineProcess) -> None:
+    """For 8 tokens in three stages: 8 copies of words, 8 of inputs, and for each of four groups one of scales, one of
+    zeros."""
+    (row,) = compiled(compiler, "int4 bfloat16 8", 90)
+    assert (row.wide, row.narrow) == (3 * 16, 3 * 8)
 
 
 def compiled_report() -> list[dict[str, str]]:

@@ -515,3 +515,13 @@ def test_lines_of_servers_that_started_are_no_failure() -> None:
         refused = any(words in text for words in refusals for text in record["lines"])
         failure = read_failure(record["lines"])
         assert refused is (failure.outcome == "failed"), (record["id"], failure.evidence)
+
+
+def test_a_log_that_ends_inside_a_traceback_asks_for_the_lines_below() -> None:
+    start = "ERROR 05-07 02:14:18 [core.py:396] EngineCore failed to start."
+    whole = vllm_trace("load_model", "initialize", error="")
+    for lines in (whole.splitlines()[:-1], whole.splitlines()[:1]):
+        needs = read("\n".join([start, *lines])).needs
+        assert [need.startswith("the lines below it") for need in needs] == [True]
+    repeated = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    assert [need.startswith("the lines above it") for need in read(repeated).needs] == [True]

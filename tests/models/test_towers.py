@@ -160,7 +160,7 @@ def test_text_models_have_no_tower() -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"model_type": "step3_vl", "vision_config": {"hidden_size": 8}}, "'step3_vl'"),
+        ({"model_type": "muse_spark", "vision_config": {"hidden_size": 8}}, "'muse_spark'"),
         ({"model_type": "qwen", "visual": {"width": 1664}}, "'qwen'"),
         ({"model_type": "ming_omni", "thinker_config": {"audio_config": {"d_model": 8}}}, "'ming_omni'"),
         (model("llava_onevision", 3584, {"model_type": "rice_vit"}), "'rice_vit'"),

@@ -1,6 +1,7 @@
 """The engine's own log: what `kvplan serve` writes and `reconcile --log` reads, beside an engine's known truth."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from engine.memory import nbytes
 from engine.stages import StageModel, groups_on
 from engine.tp import TensorParallel
 from kvplan.models import catalog
-from kvplan.serve.real import arguments_of, start_log
+from kvplan.serve.real import arguments_of, held_by_others, start_log
 from kvplan.servers.bundled.log_wordings import (
     BEFORE,
     arguments_line,
@@ -36,9 +37,10 @@ from tests.engine.test_tp import free_port
 from tests.serve.test_adapters import engine_with_adapters
 from tests.serve.test_commands import environment_with, two_ranks_of_llama
 from tests.support.cli import Run, refused, run
+from tests.support.fake_nvml import FakeGpu, Install, install
 from tests.support.small_engines import engine_for, saved_model
 
-__all__ = ["run"]  # a fixture
+__all__ = ["install", "run"]  # fixtures
 
 
 def log_of(engine: Engine, name: str = "llama") -> str:
@@ -420,3 +422,33 @@ def test_two_ranks_of_torchrun_log_what_they_measured(run: Run, tmp_path: Path) 
         rows = compared(run, tmp_path, text)
         assert all(rows[name]["exact"] for name in ("weights", "buffers", "kv_cache", "blocks", "tokens"))
         assert rows["weights"]["logged"] < 501_504  # of one rank
+
+
+# --- memory that is not the engine's own ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("processes", "held"),
+    [
+        ([(os.getpid(), 7 << 30), (99, 2 << 30), (98, 1 << 30)], 3 << 30),
+        ([(os.getpid(), 7 << 30)], 0),
+        ([(99, 2 << 30)], 0),  # this process has another number there: any of these may be it
+    ],
+)
+def test_what_other_processes_hold_is_read_from_the_driver(
+    install: Install, processes: list[tuple[int, int]], held: int
+) -> None:
+    install(FakeGpu(used=12 << 30, compute=processes))
+    assert held_by_others(torch.device("cuda:0")) == held
+    assert held_by_others(torch.device("cpu")) == 0
+
+
+def test_a_start_beside_other_processes_says_so_and_its_log_is_read(
+    monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
+) -> None:
+    engine = engine_for("llama")
+    alone = compared(run, tmp_path, log_of(engine))
+    monkeypatch.setattr("kvplan.serve.real.held_by_others", lambda device: 3_000_000_000)
+    (line,) = [line for line in start_log(engine) if "other processes" in line]
+    assert line.endswith("other processes hold 3,000,000,000 bytes of the device, which count as outside torch")
+    assert compared(run, tmp_path, log_of(engine)) == alone

@@ -78,7 +78,7 @@ def test_a_twins_steps_are_vllms(trace: dict[str, Any]) -> None:
     rules = trace_drafts(trace)
     assert rules is not None
     twin = drafting(Drafts("ngram", rules.num_drafts, (1.0,) * rules.num_drafts))
-    twin.scheduler, twin.clock = trace_scheduler(trace), clock
+    twin._core, twin.clock = trace_scheduler(trace), clock
     twin._free_at = 0.0
     expected = {step["step"]: step for step in trace["steps"]}
     accepted: dict[int, dict[str, int]] = {}

@@ -91,10 +91,14 @@ def test_code_beside_a_checkpoint_is_not_judged(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "model"), [("vllm", "voxtral-mini-3b"), ("sglang", "exaone-4.0-32b"), ("vllm", "kimi-linear-48b-a3b")]
+    ("engine", "name"), [("vllm", "MuseSparkForConditionalGeneration"), ("sglang", "JetNemotronForCausalLM")]
 )
-def test_a_registered_class_that_was_not_compared_is_noted_once(engine: str, model: str) -> None:
-    assert len(notes_on(catalog.load(model), engine)) == 1
+def test_a_registered_class_that_was_not_compared_is_noted_once(engine: str, name: str) -> None:
+    assert len(notes_on(named(name), engine)) == 1
+
+
+def test_a_model_of_the_catalog_whose_class_was_not_compared_is_noted_once() -> None:
+    assert len(notes_on(catalog.load("exaone-4.0-32b"), "sglang")) == 1
 
 
 def test_a_class_of_the_same_stem_stands_for_another() -> None:

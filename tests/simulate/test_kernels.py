@@ -20,7 +20,7 @@ from kvplan.servers.base import parse_engine
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.host import Host
 from kvplan.simulate.kernels.choice import source_of
-from kvplan.simulate.kernels.layers import Linear, form_of, layers
+from kvplan.simulate.kernels.layers import Exchange, Linear, form_of, layers
 from kvplan.simulate.kernels.library import Kernels, Shares
 from kvplan.simulate.kernels.roof import Experts, Heads
 from kvplan.simulate.kernels.step import KernelStep, kernel_step
@@ -178,6 +178,29 @@ def test_mxfp4_experts_take_inputs_of_8_bits_where_the_checkpoint_does() -> None
     assert form_of(mxfp4, gpu("b200"), narrow_inputs=True) == "mxfp4_mxfp8"
     assert form_of(mxfp4, gpu("b200"), narrow_inputs=False) == "mxfp4"
     assert form_of(mxfp4, gpu("h100-80g"), narrow_inputs=True) == "mxfp4"
+
+
+def test_ranks_that_share_experts_see_each_others_tokens() -> None:
+    """DeepSeek-V3 on eight ranks: 58 layers of experts, 3 of one MLP; 256 experts of 2,048."""
+    whole = layers(planned("deepseek-v3", "h200", tensor_parallel_size=8))
+    assert whole.exchange == Exchange()
+    replicas = layers(planned("deepseek-v3", "h200", data_parallel_size=8, enable_expert_parallel=True))
+    assert (replicas.exchange, replicas.sums) == (Exchange(8, 8, 58), 0)
+    assert {(shape.tp, shape.ep) for _, shape in replicas.experts} == {(1, 8)}
+    sharded = layers(planned("deepseek-v3", "h200", data_parallel_size=8))  # vLLM shards experts over the replicas
+    assert {(shape.tp, shape.ep) for _, shape in sharded.experts} == {(8, 1)}
+    ranks = {"tensor_parallel_size": 8, "data_parallel_size": 8, "enable_dp_attention": True}
+    attention = layers(planned("deepseek-v3", "h200", "sglang", **ranks))
+    assert (attention.exchange, attention.sums) == (Exchange(8, 8, 61), 0)
+    assert (set(whole.latents), set(attention.latents)) == ({128 // 8}, {128})
+    assert {shape.tp for _, shape in attention.experts} == {8}
+    assert Linear("fp8_block", 2 * 18432 // 8, 7168) in attention.gathered  # the MLP of the first three layers
+    alone_s, shared_s = (
+        alone(planned("deepseek-v3", "h200", **args))
+        for args in ({"tensor_parallel_size": 8}, {"data_parallel_size": 8})
+    )
+    moe = "256 experts fp8_block 2,048 x 7,168"
+    assert shared_s.parts(16)[moe] == pytest.approx(alone_s.parts(128)[moe])
 
 
 # --- what stands for kernels that were not measured -------------------------------------------------------------------

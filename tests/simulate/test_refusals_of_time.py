@@ -1,5 +1,6 @@
 """What a simulation does not model is refused by name, in every command that simulates: no time without its cost."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -63,12 +64,22 @@ def test_a_policy_of_a_server_that_keeps_memory_back_is_one_it_keeps(run: Run, t
     assert run("check", path).code == 0
 
 
-def test_data_parallel_ranks_are_named_as_the_replicas_that_they_are(run: Run) -> None:
-    words = ("simulate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "16k", *LOAD)
-    assert "replace it with --replicas 4 --router least-loaded" in refused(run(*words, "--data-parallel-size", "4"))
-    assert run(*words, "--replicas", "4", "--router", "least-loaded").code == 0
-    shared = ("simulate", "deepseek-v3", "--gpu", "h200", "--ctx", "16k", *LOAD, "--data-parallel-size", "8")
-    assert "share experts" in refused(run(*shared, "--enable-expert-parallel"))
+def test_data_parallel_ranks_that_share_nothing_are_the_replicas_that_they_are(run: Run) -> None:
+    words = ("simulate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "16k", "--format", "json", *LOAD)
+    ranks = json.loads(run(*words, "--data-parallel-size", "4").out)
+    servers = json.loads(run(*words, "--replicas", "4", "--router", "least-loaded").out)
+    assert ranks["fleet"] == servers["fleet"]
+
+
+def test_ranks_that_share_experts_take_the_time_of_their_exchange(run: Run) -> None:
+    words = ("simulate", "deepseek-v2-lite", "--gpu", "h200", "--ctx", "4k", *LOAD)
+    ran = run(*words, "--data-parallel-size", "2", "--enable-expert-parallel")
+    assert ran.code == 0, ran.err
+    assert "experts shared with 1 rank as busy as this one" in ran.out
+    assert "exchange of tokens as all-reduces)" in ran.out  # borrowed
+    assert "--film supports only one server" in refused(run(*words, "--data-parallel-size", "2", "--film", "x.html"))
+    scaled = run(*words, "--data-parallel-size", "2", "--autoscale", "max=4,target=8")
+    assert "--autoscale scales whole servers" in refused(scaled)
 
 
 def test_ranks_that_share_experts_are_said_to_be_left_out(run: Run) -> None:

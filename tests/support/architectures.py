@@ -3,7 +3,9 @@
 A row with `results` has, for one GPU and for two, bytes of parameters per rank, groups of layers of the KV cache (kind,
 layers, bytes of a page), and blocks, tokens and concurrency for two sizes of it; or the server's `failed`. Its kind
 says whose the config is: "published" (of the catalog's entry), "defaults" (transformers' class's) or "pieces" (from the
-keys that vLLM's class reads, where the checkpoint's own code has the config class). `why` says why there are none.
+keys that vLLM's class reads, where the checkpoint's own code has the config class). `why` says why there are none,
+`flags` what the server was started with (it builds the class with no other), `tables` a result's bytes of positions
+that the class makes, which the server counts as buffers and not as parameters.
 """
 
 import json
@@ -37,7 +39,7 @@ def spec_of(row: Row) -> ModelSpec:
 
 
 def request_of(row: Row, ranks: int) -> Request:
-    args = EngineArgs(**left_out("vllm") | {"tensor_parallel_size": ranks, "usage": "server"})
+    args = EngineArgs(**left_out("vllm") | {"tensor_parallel_size": ranks, "usage": "server"} | row.get("flags", {}))
     return Request(spec_of(row), gpu("h100-80g"), args, repeated=Repeated("vllm"))
 
 
@@ -60,7 +62,8 @@ def differences(row: Row) -> list[str]:
         if refusal:
             wrong.append(f"tp {ranks}: refused ({refusal})")
             continue
-        wrong += oracles.weight_differences(request, {"param_bytes_per_rank": answer["weights"]})
+        weights = answer["weights"] + answer.get("tables", 0)
+        wrong += oracles.weight_differences(request, {"param_bytes_per_rank": weights})
         wrong += [text for result in answer["blocks"] for text in oracles.result_differences(request, result)]
     return wrong
 

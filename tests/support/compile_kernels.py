@@ -65,6 +65,8 @@ class CompiledKernel:
 
     config  warps and pipeline stages, "w4 s3"
     hash    of the code before ptxas and its options; the same kernel may serve several jobs
+    wide    asynchronous copies to shared memory of 16 bytes a thread, the most there is; narrow: of fewer
+    tma     copies by the tensor memory accelerator, each of a whole tile
     """
 
     job: str
@@ -76,6 +78,9 @@ class CompiledKernel:
     shared: int
     instructions: int
     hash: str
+    wide: int = 0
+    narrow: int = 0
+    tma: int = 0
 
     @property
     def programs(self) -> int:
@@ -102,6 +107,8 @@ def jobs() -> dict[str, Callable[[], object]]:
         builders[f"{kernel} bfloat16 64 window sinks"] = partial(
             _attention, kernel, "bfloat16", 64, window=128, sinks=True
         )
+    for dtype in ("bfloat16", "bfloat16+fp8", "float32"):  # tiles within a page
+        builders[f"prefill {dtype} 128 blocks of 64"] = partial(_attention, "prefill", dtype, 128, block_size=64)
     builders["prefill bfloat16 128 short"] = partial(_attention, "prefill", "bfloat16", 128, max_query_len=16)
     # As the steps of a server call it: any part of the batch, block tables of any width.
     for kernel in ("decode", "prefill"):
@@ -136,6 +143,7 @@ def jobs() -> dict[str, Callable[[], object]]:
     for dtype, num_tokens in (("bfloat16", 8), ("bfloat16", 64), ("bfloat16", 2048), ("float32", 2048)):
         builders[f"int4 {dtype} {num_tokens}"] = partial(_int4, dtype, num_tokens, 4096, 32)
     builders["int4 bfloat16 8 groups of 16"] = partial(_int4, "bfloat16", 8, 4096, 256)
+    builders["int4 bfloat16 8 11008 inputs"] = partial(_int4, "bfloat16", 8, 11008, 86)
     builders["int4 bfloat16 2048 odd inputs"] = partial(_int4, "bfloat16", 2048, 4888, 1)
     builders["int4 bfloat16 8 splits"] = partial(_int4, "bfloat16", 8, 14336, 112, num_splits=4)
     builders["fp8 rows"] = partial(_fp8_rows, 4096)
@@ -169,6 +177,7 @@ def _attention(
     *,
     sinks: bool = False,
     max_query_len: int = 2048,
+    block_size: int = 16,
     first: int = 0,
     width: int = 256,
     **features: float,
@@ -178,7 +187,7 @@ def _attention(
 
     dtype, _, fp8 = dtypes.partition("+")
     num_heads, num_kv_heads = 32, 8
-    cache = empty(4096, 16, num_kv_heads, head_dim, dtype="float8_e4m3fn" if fp8 else dtype)
+    cache = empty(4096, block_size, num_kv_heads, head_dim, dtype="float8_e4m3fn" if fp8 else dtype)
     tables, lens = empty(first + 64, width, dtype="int32")[first:], empty(first + 64, dtype="int32")[first:]
     extra: dict[str, Any] = {"sinks": empty(num_heads) if sinks else None, **features}
     q = empty(first + 64, num_heads, head_dim, dtype=dtype)[first:]
@@ -441,7 +450,15 @@ def _row(job: str, name: str, arch: int, kernel: Any) -> CompiledKernel:
         shared=meta.shared,
         instructions=code_bytes(kernel.asm["cubin"]) // INSTRUCTION,
         hash=kernel.hash,
+        **copies(kernel.asm["ptx"]),
     )
+
+
+def copies(ptx: str) -> dict[str, int]:
+    """How a kernel's PTX copies from global to shared memory (PTX ISA, cp.async and cp.async.bulk.tensor)."""
+    sizes = re.findall(r"\bcp\.async\.c[ag]\.shared\.global\S* \[[^]]+\], \[[^]]+\], (\w+)", ptx)
+    wide = sum(int(size, 0) == 16 for size in sizes)
+    return {"wide": wide, "narrow": len(sizes) - wide, "tma": len(re.findall(r"\bcp\.async\.bulk\.tensor", ptx))}
 
 
 def code_bytes(cubin: bytes) -> int:
@@ -504,21 +521,24 @@ class Answers:
             return {"error": f"{type(error).__name__}: {error}"}
 
 
-COLUMNS = ("job", "kernel", "config", "arch", "registers", "spills", "shared", "instructions", "programs")
+COLUMNS = (
+    "job", "kernel", "config", "arch", "registers", "spills", "shared", "instructions", "programs", "wide", "narrow",
+    "tma",
+)  # fmt: skip
 
 
 def table(archs: tuple[int, ...]) -> Iterator[str]:
     """Lines of a table of every kernel; regs of a thread, programs of a multiprocessor."""
     yield (
         f"{'job':34} {'kernel':24} {'config':8} {'arch':>6} {'regs':>5} {'spills':>6} {'shared':>7} {'instr':>6} "
-        "programs"
+        "programs wide narrow tma"
     )
     for result in results(archs):
         match result:
             case CompiledKernel() as row:
                 yield (
                     f"{row.job:34} {row.kernel:24} {row.config:8} sm_{row.arch:<3} {row.registers:5} {row.spills:6} "
-                    f"{row.shared:7} {row.instructions:6} {row.programs:8}"
+                    f"{row.shared:7} {row.instructions:6} {row.programs:8} {row.wide:4} {row.narrow:6} {row.tma:3}"
                 )
             case refusal:
                 yield refusal

@@ -292,6 +292,10 @@ def _decode() -> list[Case]:
         Decode(kv_heads=1, lens=(300,)),  # three items of at least 128 tokens: what a device of one processor runs
         Decode(chunk=32, lens=(900, 31)),  # more parts than are merged at once
         Decode("bfloat16", "float8_e4m3fn", window=24, softcap=20.0, sinks=True, chunk=64),
+        # Values of odd heads are read one by one, of others two by two.
+        *(Decode("float16", "float8_e4m3fn", head_dim=d, chunk=64, lens=(1, 75)) for d in (16, 33, 80, 256)),
+        Decode("float32", "float8_e4m3fn", head_dim=192, head_dim_v=128, lens=(17, 75)),
+        *(Decode("bfloat16", "float8_e4m3fn", block_size=n, lens=(1, n - 1, n, n + 1, 2 * n)) for n in (32, 64, 128)),
     ]
 
 
@@ -310,6 +314,10 @@ def _prefill() -> list[Case]:
         Prefill("bfloat16", window=24, sinks=True),
         Prefill("float16", window=24, softcap=20.0),
         Prefill("bfloat16", "float8_e4m3fn", window=24, softcap=20.0, sinks=True),
+        # Tiles within a page of a GPU that copies them whole
+        Prefill("bfloat16", block_size=64, window=24, sinks=True),
+        Prefill("bfloat16", "float8_e4m3fn", block_size=128, layout="HND", queries=((17, 300), (5, 37), (0, 0))),
+        Prefill("float16", head_dim=128, head_dim_v=64, block_size=64, queries=((17, 150), (5, 64))),
     ]
 
 
@@ -387,6 +395,9 @@ def _others() -> list[Case]:
         *(Int4(dtype) for dtype in ("float32", "float16", "bfloat16")),
         *(Int4("bfloat16", inputs=512, groups=groups) for groups in (1, 2, 16, 64)),  # of 512, 256, 32 and 8 inputs
         *(Int4(inputs=inputs, groups=groups) for inputs, groups in ((8, 1), (96, 3), (208, 1), (272, 2), (384, 8))),
+        # A nibble's inputs: 64, in groups of 128 and 192; 32, of 96; 16, of 16 and all; an eighth of all, of 24
+        *(Int4("bfloat16", inputs=i, groups=g) for i, g in ((1024, 8), (1536, 8), (768, 8), (384, 24), (640, 1))),
+        *(Int4("bfloat16", tokens=70, inputs=i, groups=g) for i, g in ((1024, 4), (192, 8), (2048, 2))),
         *(Int4(tokens=tokens, outputs=outputs) for tokens, outputs in ((1, 8), (16, 64), (17, 72), (70, 136))),
         *(Int4(dtype, inputs=640, num_splits=splits) for dtype in ("float32", "bfloat16") for splits in (2, 3, 99)),
         Int4("float16", scales="bfloat16", tokens=130, outputs=136),

@@ -342,9 +342,14 @@ def nvfp4(
 def int4_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, *, num_splits: int | None = None
 ) -> torch.Tensor:
-    """x [num_tokens, inputs] @ ((values - zeros) * scales) [inputs, outputs]; the weights are not rounded."""
+    """x [num_tokens, inputs] @ ((values - zeros) * scales) [inputs, outputs]; the weights are not rounded.
+
+    A nibble holds 64 neighboring inputs, or 32 or 16 where no more divide words and groups; else an eighth of all.
+    """
     num_inputs, num_groups = 8 * words.shape[0], scales.shape[0]
-    values = torch.cat([words.long() >> (4 * j) & 15 for j in range(8)])
+    fits = [n for n in (64, 32, 16) if len(words) % n == 0 and num_inputs // num_groups % n == 0]
+    n = fits[0] if fits else len(words)
+    values = torch.cat([part.long() >> (4 * j) & 15 for part in words.split(n) for j in range(8)])
     points = torch.stack([zeros[:, n // 8].long() >> (4 * (n % 8)) & 15 for n in range(words.shape[1])], 1)
     group = torch.arange(num_inputs) // (num_inputs // num_groups)
     return (x.double() @ ((values - points[group]).double() * scales.double()[group])).to(x.dtype)

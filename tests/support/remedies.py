@@ -147,9 +147,9 @@ CASES = [
     Case(f"{SIMULATE} --engine sglang --enable-hierarchical-cache", "remove it", ("-enable-hierarchical-cache",)),
     Case(f"{SIMULATE} --pp 2", "use --tp", ("-pp --tp 2",)),
     Case(
-        f"{SIMULATE} --dp 2",
-        "replace it with --replicas 2 --router least-loaded: each rank is a replica",
-        ("-dp --replicas 2 --router least-loaded",),
+        "simulate qwen3-8b --gpu jetson-thor --ctx 16k " + LOAD,
+        "use --gpu-memory-utilization 0.87, or see what would fit with `kvplan estimate`",
+        ("--gpu-memory-utilization 0.87",),
     ),
     Case(
         f"{SIMULATE} --cpu-offload-gb 2",

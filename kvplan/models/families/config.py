@@ -148,11 +148,14 @@ class Config:
         return names
 
 
-ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class has a tower in any case
+TEXT_CLASS = "MiniMaxM3SparseForCausalLM"  # of a type whose other class has a tower in any case
+ALWAYS = (  # the class has a tower in any case
+    "llava", "llava_llama", "minimax_m3", "minimax_m3_vl", "openvla", "kimi_audio", "molmo", "moondream3",
+)  # fmt: skip
 TOWER_KEYS = (
     "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
     "img_processor", "audio_processor", "embd_layer", "encoder_config", "acoustic_tokenizer_encoder_config",
-    "vlm_config",
+    "vlm_config", "visual_tokenizer_config", "audio_encoder_config",
 )  # fmt: skip
 NESTED = ("thinker_config", "model_config")
 
@@ -165,4 +168,6 @@ def has_tower_keys(outer: Config) -> bool:
 
 def is_multimodal(outer: Config) -> bool:
     """True if the model has a tower that a server loads."""
+    if TEXT_CLASS in (outer.names("architectures") or ()):
+        return False
     return has_tower_keys(outer) or outer.values.get("model_type") in ALWAYS

@@ -116,6 +116,10 @@ TRAITS: dict[str, Traits] = {
     "phi3_v": Traits(windows="all"),
     "Keye": Traits(serves_o_bias=False, mlp_bias=False, qk_norm="head", windows="flagged"),
     "KeyeVL1_5": Traits(serves_o_bias=False, mlp_bias=False, qk_norm="head", windows="flagged"),
+    "cosmos3_edge_text": Traits(gated=False),
+    "muse_glimmer_text": Traits(
+        qkv_bias=False, o_bias=False, mlp_bias=False, norms=FOUR_NORMS, gate=True, windows="types",
+    ),
     "granite_swa": Traits(windows="types", sinks=True),
     "orion": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, layer_norm=True),
     "plamo3": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, norms=FOUR_NORMS, qk_norm="head", windows="types"),

@@ -224,4 +224,16 @@ def read_gemma3n(config: Config, model_type: str) -> SpecDraft:
     )  # fmt: skip
 
 
-READERS = {"gemma3n_text": read_gemma3n, "gemma4_text": read_gemma4}
+def read_diffusion(config: Config, model_type: str) -> SpecDraft:
+    """DiffusionGemma: Gemma 4, and an MLP of what was written before, whole on every rank."""
+    result, hidden = read_gemma4(config, model_type), config.count("hidden_size")
+    inner = config.count("intermediate_size")
+    result.other_weights += [
+        norm("self_conditioning.pre_norm", hidden),
+        whole("self_conditioning.gate_up_proj", hidden, (inner, inner), "mlp"),
+        whole("self_conditioning.down_proj", inner, hidden, "mlp"),
+    ]
+    return result
+
+
+READERS = {"gemma3n_text": read_gemma3n, "gemma4_text": read_gemma4, "diffusion_gemma_text": read_diffusion}

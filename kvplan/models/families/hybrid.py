@@ -92,8 +92,11 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
     norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
     moe = Moe(shared="shared_expert_intermediate_size", shared_name="mlp.shared_expert", shared_gate=True)
     has_experts = "num_experts" in config
+    blocks = config.maybe_count("num_blocks")  # InternS2 Mobius: experts outside the layers, which share them
     sparse = sparse_layers(config, num_layers) if has_experts else [False] * num_layers
     feed_forward = {True: expert_layer(config, moe, hidden) if has_experts else ()}
+    pooled = tuple(w for w in feed_forward[True] if "shared_expert" not in w.name) if blocks else ()
+    feed_forward[True] = tuple(w for w in feed_forward[True] if w not in pooled)
     if not all(sparse):
         feed_forward[False] = dense_mlp(config, PLAIN, hidden, config.count("intermediate_size"))
     layers = []
@@ -110,6 +113,7 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
             table("lm_head", vocab, hidden, Place.LAST, "lm_head"),
             final_norm(hidden),
         ]
+    other += [replace(weight, place=Place.EVERY) for weight in pooled] * (blocks or 0)
     return draft(config, layers, other, heads=heads, tied=tied)
 
 

@@ -7,6 +7,7 @@ from kvplan.models.families.blocks import SpecDraft, column, norm, replicated, r
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import Traits, dense_mlp, outer_weights
 from kvplan.models.families.moe import TOP_K_KEYS, Moe, expert_layer, sparse_layers
+from kvplan.models.families.moe import read as read_plain
 from kvplan.models.spec import LatentAttention, LayerCache, Part, SparseIndexer, Weight
 
 DEEPSEEK = Moe(shared="n_shared_experts")
@@ -98,6 +99,8 @@ def latent_caches(config: Config, *, indexed: bool | None) -> tuple[LayerCache, 
 
 def read(config: Config, model_type: str) -> SpecDraft:
     """Read any family of ROUTERS."""
+    if config.values.get("use_mla") is False:  # DeepSeek-OCR: DeepSeek's first attention in a config of the second's
+        return read_plain(Config({**config.values, "head_dim": None}, config.where, config.notes), "deepseek")
     moe = ROUTERS[model_type]
     if model_type in BY_METHOD and config.values.get("topk_method") != "noaux_tc":
         moe = replace(moe, correction="")

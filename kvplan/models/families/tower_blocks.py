@@ -3,6 +3,7 @@
 Published quantized checkpoints leave towers in 16 bits; where a config does not, `towers.QUANTIZED` has the names.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -10,6 +11,12 @@ from kvplan.models.families.config import MAX_LAYERS, Config
 from kvplan.models.spec import Part, Weight
 
 Split = Literal["outputs", "inputs", "none"]
+PROJECTOR = "multi_modal_projector"
+
+
+def with_defaults(config: Config, **values: object) -> Config:
+    stated = {key: value for key, value in config.values.items() if value is not None}
+    return Config({**values, **stated}, config.where, config.notes)
 
 
 def linear(
@@ -33,6 +40,11 @@ def vector(name: str, size: int, *, bias: bool = False) -> Weight:
     return linear(name, 1, size, bias=bias)
 
 
+def linears(name: str, *shapes: tuple[int, int], bias: bool = False) -> tuple[Weight, ...]:
+    """Linear layers of a module, each of (inputs, outputs), on every rank."""
+    return tuple(linear(name, inputs, outputs, bias=bias) for inputs, outputs in shapes)
+
+
 def layer_norm(name: str, size: int) -> Weight:
     return vector(name, size, bias=True)
 
@@ -40,6 +52,11 @@ def layer_norm(name: str, size: int) -> Weight:
 def not_held(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """Mark layers as present in the checkpoint but not loaded by a server."""
     return tuple(replace(weight, is_loaded=False) for weight in weights)
+
+
+def whole(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+    """The weights on every rank."""
+    return tuple(replace(weight, split="none") for weight in weights)
 
 
 def block(
@@ -81,3 +98,11 @@ def text_hidden(outer: Config, default: int | None = None) -> int:
         if "hidden_size" in outer.sub(key):
             return outer.sub(key).count("hidden_size")
     return outer.count("hidden_size") if default is None else outer.count("hidden_size", default=default)
+
+
+def whole_projector(inputs: int, middle: int, out: int, *, bias: bool = True) -> tuple[Weight, ...]:
+    """Two layers, replicated on every rank."""
+    return (
+        linear(f"{PROJECTOR}.linear_1", inputs, middle, bias=bias),
+        linear(f"{PROJECTOR}.linear_2", middle, out, bias=bias),
+    )

@@ -11,131 +11,61 @@ from kvplan.models.spec import Weight
 
 Names = dict[str, tuple[str, ...]]
 
-# model_type -> (module, function) that reads its towers; imported on first use.
-TOWERS: dict[str, tuple[str, str]] = {
-    "Keye": ("towers_plain", "keye"),
-    "KeyeVL1_5": ("towers_plain", "keye"),
-    "aria": ("towers_plain", "aria"),
-    "audioflamingo3": ("towers_plain", "audio_flamingo"),
-    "blip-2": ("towers_llava", "blip_2"),
-    "cohere2_vision": ("towers_plain", "cohere2_vision"),
-    "dots_ocr": ("towers_plain", "dots_ocr"),
-    "eagle_2_5_vl": ("towers_plain", "eagle_2_5_vl"),
-    "exaone4_5": ("towers_plain", "exaone4_5"),
-    "gemma3": ("towers_vision", "gemma3"),
-    "gemma3n": ("towers_gemma", "gemma3n"),
-    "gemma4": ("towers_gemma", "gemma4"),
-    "glm4v": ("towers_llava", "glm4v"),
-    "glm4v_moe": ("towers_llava", "glm4v"),
-    "glm5_next": ("towers_vision", "glm5_next"),
-    "glm_ocr": ("towers_llava", "glm_ocr"),
-    "glmasr": ("towers_plain", "glm_asr"),
-    "h2ovl_chat": ("towers_llava", "internvl"),
-    "idefics3": ("towers_plain", "idefics3"),
-    "interns1": ("towers_llava", "internvl"),
-    "internvl": ("towers_llava", "internvl"),
-    "internvl_chat": ("towers_llava", "internvl"),
-    "kimi_k25": ("towers_vision", "kimi_k25"),
-    "kimi_k3": ("towers_vision", "kimi_k3"),
-    "kimi_vl": ("towers_vision", "kimi_k25"),
-    "lfm2_vl": ("towers_plain", "lfm2_vl"),
-    "llama4": ("towers_vision", "llama4"),
-    "llava": ("towers_vision", "llava"),
-    "llava_llama": ("towers_vision", "llava"),
-    "llava_next": ("towers_llava", "llava_next"),
-    "llava_next_video": ("towers_plain", "llava_next_video"),
-    "llava_onevision": ("towers_llava", "llava_onevision"),
-    "llava_onevision2": ("towers_plain", "llava_onevision2"),
-    "minicpmv": ("towers_navit", "minicpmv"),
-    "minicpmv4_6": ("towers_plain", "minicpmv4_6"),
-    "minicpmv4_7": ("towers_plain", "minicpmv4_6"),
-    "minimax_m3": ("towers_vision", "minimax_m3"),
-    "minimax_m3_vl": ("towers_vision", "minimax_m3"),
-    "mistral3": ("towers_vision", "mistral3"),
-    "mllama": ("towers_vision", "mllama"),
-    "paddleocr_vl": ("towers_plain", "paddleocr_vl"),
-    "paligemma": ("towers_plain", "paligemma"),
-    "phi3_v": ("towers_plain", "phi3_v"),
-    "phi4mm": ("towers_navit", "phi4mm"),
-    "qianfan_ocr": ("towers_llava", "internvl"),
-    "qwen2_5_omni": ("towers_audio", "qwen2_5_omni"),
-    "qwen2_5_vl": ("towers_vision", "qwen2_5_vl"),
-    "qwen2_audio": ("towers_audio", "qwen2_audio"),
-    "qwen2_vl": ("towers_vision", "qwen2_vl"),
-    "qwen3_5": ("towers_vision", "qwen3_5"),
-    "qwen3_5_moe": ("towers_vision", "qwen3_5"),
-    "qwen3_asr": ("towers_plain", "qwen3_asr"),
-    "qwen3_omni_moe": ("towers_audio", "qwen3_omni_moe"),
-    "qwen3_vl": ("towers_vision", "qwen3_vl"),
-    "qwen3_vl_moe": ("towers_vision", "qwen3_vl"),
-    "qwen4_exp": ("towers_vision", "qwen3_5"),
-    "skywork_chat": ("towers_llava", "internvl"),
-    "smolvlm": ("towers_plain", "idefics3"),
-    "voxtral": ("towers_audio", "voxtral"),
-}
 # Modalities of a tower: a server whose limit is zero for all of them builds none.
 # Source: vLLM 0.33 model_executor/models (_mark_tower_model).
 IMAGES, IMAGES_AND_VIDEOS, AUDIO = ("image",), ("image", "video"), ("audio",)
-SERVES: dict[str, tuple[str, ...]] = {
-    "Keye": IMAGES_AND_VIDEOS,
-    "KeyeVL1_5": IMAGES_AND_VIDEOS,
-    "aria": IMAGES,
-    "audioflamingo3": AUDIO,
-    "blip-2": IMAGES,
-    "cohere2_vision": IMAGES,
-    "dots_ocr": IMAGES_AND_VIDEOS,
-    "eagle_2_5_vl": IMAGES,
-    "exaone4_5": IMAGES_AND_VIDEOS,
-    "gemma3": IMAGES,
-    "gemma3n": IMAGES,
-    "gemma4": IMAGES_AND_VIDEOS,
-    "glm4v": IMAGES_AND_VIDEOS,
-    "glm4v_moe": IMAGES_AND_VIDEOS,
-    "glm5_next": IMAGES_AND_VIDEOS,
-    "glm_ocr": IMAGES_AND_VIDEOS,
-    "glmasr": AUDIO,
-    "h2ovl_chat": IMAGES,
-    "idefics3": IMAGES,
-    "interns1": IMAGES,
-    "internvl": IMAGES_AND_VIDEOS,
-    "internvl_chat": IMAGES,
-    "kimi_k25": ("vision_chunk",),
-    "kimi_k3": IMAGES,
-    "kimi_vl": IMAGES,
-    "lfm2_vl": IMAGES,
-    "llama4": IMAGES,
-    "llava": IMAGES,
-    "llava_llama": IMAGES,
-    "llava_next": IMAGES,
-    "llava_next_video": ("video",),
-    "llava_onevision": IMAGES_AND_VIDEOS,
-    "llava_onevision2": IMAGES_AND_VIDEOS,
-    "minicpmv": IMAGES_AND_VIDEOS,
-    "minicpmv4_6": IMAGES_AND_VIDEOS,
-    "minicpmv4_7": IMAGES_AND_VIDEOS,
-    "minimax_m3": IMAGES_AND_VIDEOS,
-    "minimax_m3_vl": IMAGES_AND_VIDEOS,
-    "mistral3": IMAGES,
-    "mllama": IMAGES,
-    "paddleocr_vl": IMAGES,
-    "paligemma": IMAGES,
-    "phi3_v": IMAGES,
-    "phi4mm": IMAGES,
-    "qianfan_ocr": IMAGES,
-    "qwen2_5_omni": IMAGES_AND_VIDEOS,
-    "qwen2_5_vl": IMAGES_AND_VIDEOS,
-    "qwen2_audio": AUDIO,
-    "qwen2_vl": IMAGES_AND_VIDEOS,
-    "qwen3_5": IMAGES_AND_VIDEOS,
-    "qwen3_5_moe": IMAGES_AND_VIDEOS,
-    "qwen3_asr": AUDIO,
-    "qwen3_omni_moe": IMAGES_AND_VIDEOS,
-    "qwen3_vl": IMAGES_AND_VIDEOS,
-    "qwen3_vl_moe": IMAGES_AND_VIDEOS,
-    "qwen4_exp": IMAGES_AND_VIDEOS,
-    "skywork_chat": IMAGES,
-    "smolvlm": IMAGES,
-    "voxtral": AUDIO,
+# The types that a module reads, by their modalities; "type:function" where the function has another name.
+MODULES: dict[tuple[str, tuple[str, ...]], str] = {
+    ("moondream", IMAGES): "moondream3:tower",
+    ("towers_audio", AUDIO): "qwen2_audio voxtral",
+    ("towers_audio", IMAGES_AND_VIDEOS): "qwen2_5_omni qwen3_omni_moe",
+    ("towers_deepseek", IMAGES): "deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
+    ("towers_gemma", IMAGES): "gemma3n gemma4_unified",
+    ("towers_gemma", IMAGES_AND_VIDEOS): "gemma4",
+    ("towers_llava", IMAGES):
+        "blip-2:blip_2 chatglm:glm4v_9b h2ovl_chat:internvl interns1:internvl internvl_chat:internvl llava_next "
+        "NVLM_D:internvl phi3_v qianfan_ocr:internvl skywork_chat:internvl",
+    ("towers_llava", ("video",)): "llava_next_video",
+    ("towers_llava", IMAGES_AND_VIDEOS): "glm4v glm4v_moe:glm4v glm5_next:glm_ocr glm_ocr internvl llava_onevision",
+    ("towers_molmo", IMAGES): "molmo",
+    ("towers_molmo", IMAGES_AND_VIDEOS): "molmo2",
+    ("towers_navit", IMAGES): "phi4mm",
+    ("towers_navit", IMAGES_AND_VIDEOS): "minicpmv",
+    ("towers_perception", IMAGES):
+        "step3_vl step3p7:step_vl step3p7_vl:step_vl step_robotics:step_vl",
+    ("towers_radio", IMAGES_AND_VIDEOS):
+        "NemotronH_Nano_Omni_Reasoning_V3:nano_nemotron NemotronH_Nano_VL_V2:nano_nemotron "
+        "NemotronH_Omni_Reasoning_V3:nano_nemotron NemotronH_Super_Omni_Reasoning_V3:nano_nemotron",
+    ("towers_rotary", IMAGES): "muse_glimmer",
+    ("towers_rotary", IMAGES_AND_VIDEOS):
+        "bailing_moe_v3_vl:bailing_v3 dots_ocr exaone4_5 hyperclovax_vision_v2:hyperclovax llava_onevision2 "
+        "openpangu_vl:openpangu",
+    ("towers_siglip", IMAGES):
+        "bagel cohere2_vision eagle_2_5_vl idefics3 isaac lfm2_vl paddleocr_vl paligemma phi4-siglip:phi4_siglip "
+        "smolvlm:idefics3",
+    ("towers_siglip", IMAGES_AND_VIDEOS): "cosmos3_edge Keye:keye KeyeVL1_5:keye",
+    ("towers_queries", IMAGES): "aria ovis",
+    ("towers_queries", IMAGES_AND_VIDEOS):
+        "bee minicpm_ocr:minicpmv4_6 minicpmv4_6 minicpmv4_7:minicpmv4_6 ovis2_5 ovis2_6:ovis2_5 ovis2_6_moe:ovis2_5 "
+        "rvl:bee",
+    ("towers_sound", AUDIO):
+        "audioflamingo3:audio_flamingo glmasr:glm_asr kimi_audio midashenglm "
+        "moss_transcribe_diarize:moss_transcribe qwen3_asr",
+    ("towers_speech", AUDIO): "granite_speech granite_speech_plus:granite_speech ultravox",
+    ("towers_speech", IMAGES_AND_VIDEOS): "minicpmo",
+    ("towers_vision", ("vision_chunk",)): "kimi_k25",
+    ("towers_vision", IMAGES):
+        "gemma3 kimi_k3 kimi_vl:kimi_k25 lightonocr:mistral3 llama4 llava llava_llama:llava mistral3 mllama",
+    ("towers_vision", IMAGES_AND_VIDEOS):
+        "alpamayo2_super:qwen3_vl cohere_compass:qwen3_vl cosmos3_omni:qwen3_vl interns2_mobius:qwen3_5 "
+        "interns2_preview:qwen3_5 minimax_m3 minimax_m3_vl:minimax_m3 opencua:qwen2_5_vl qwen2_5_vl qwen2_vl "
+        "qwen3_5 qwen3_5_moe:qwen3_5 qwen3_vl qwen3_vl_moe:qwen3_vl qwen4_exp:qwen3_5",
+}  # fmt: skip
+# model_type -> module and function that reads its towers, imported on first use, and their modalities.
+TOWERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    kind: (module, function or kind, serves)
+    for (module, serves), listed in MODULES.items()
+    for kind, _, function in (word.partition(":") for word in listed.split())
 }
 # Towers whose classes take the model's quantization, with the checkpoint's names of their linear layers in the first
 # layer, by kvplan's names. Source: vLLM 0.33 model_executor/models, and its parameters.
@@ -209,7 +139,7 @@ def weights(outer: Config) -> list[Weight]:
         )
     if not has_tower_keys(outer):
         outer.notes.append(f"the config describes no vision tower; the one of the published {kind} models is counted")
-    module, function = TOWERS[kind]
+    module, function, _ = TOWERS[kind]
     reader: Callable[[Config], list[Weight]] = getattr(import_module(f"kvplan.models.families.{module}"), function)
     return told_apart(reader(outer), kind)
 
@@ -228,7 +158,7 @@ def told_apart(tower: list[Weight], kind: str) -> list[Weight]:
         if id(weight) not in marked:
             marked[id(weight)] = replace(
                 weight,
-                serves=AUDIO if weight.name.startswith(HEARING) else SERVES[kind],
+                serves=AUDIO if weight.name.startswith(HEARING) else TOWERS[kind][2],
                 whole_by_data=kind in BY_DATA and not weight.name.startswith(BY_DATA[kind]),
                 quantizable=weight.name in QUANTIZED.get(kind, {}) and is_even(weight, kind),
                 sources=QUANTIZED.get(kind, {}).get(weight.name, ()),

@@ -6,6 +6,7 @@ Missing config keys take the default of the transformers class of the same model
 
 from dataclasses import replace
 
+from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families import towers_vision
 from kvplan.models.families.config import Config
 from kvplan.models.families.tower_blocks import (
@@ -14,9 +15,11 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
+    linears,
     row,
     text_hidden,
     vector,
+    with_defaults,
 )
 from kvplan.models.spec import Part, Weight
 
@@ -62,8 +65,7 @@ def whisper(config: Config, *, split: bool) -> list[Weight]:
     hidden = config.count("d_model", "hidden_size", default=1280)
     bins, rows = config.count("num_mel_bins", default=128), config.count("max_source_positions", default=1500)
     return [
-        linear(f"{NAME}.conv1", bins * KERNEL, hidden, bias=True),
-        linear(f"{NAME}.conv2", hidden * KERNEL, hidden, bias=True),
+        *linears(f"{NAME}.conv", (bins * KERNEL, hidden), (hidden * KERNEL, hidden), bias=True),
         linear(f"{NAME}.embed_positions", hidden, rows),
         *layers_of(config, hidden, split=split),
         layer_norm(f"{NAME}.layer_norm", hidden),
@@ -83,20 +85,16 @@ def qwen2_audio(outer: Config) -> list[Weight]:
 def voxtral(outer: Config) -> list[Weight]:
     """Voxtral: four concatenated frames go through two layers without biases."""
     config = outer.sub("audio_config")
-    inner, text = config.count("intermediate_size", default=5120), text_hidden(outer, 4096)
-    shaped = Config(
-        {
-            "encoder_ffn_dim": inner,
-            "encoder_attention_heads": config.count("num_attention_heads", "encoder_attention_heads", default=20),
-            **config.values,
-        },
-        config.where,
-        config.notes,
-    )
+    if config.flag("is_causal"):
+        raise UnsupportedModelError(config.where, "is_causal: Voxtral Realtime's encoder keeps a cache of its own")
+    inner, text = config.count("intermediate_size", "encoder_ffn_dim", default=5120), text_hidden(outer, 4096)
+    joined = config.count("d_model", "hidden_size", default=1280) * config.count("downsample_factor", default=4)
+    heads = config.count("num_attention_heads", "encoder_attention_heads", default=20)
+    shaped = with_defaults(config, encoder_ffn_dim=inner, encoder_attention_heads=heads)
+    positions = f"{NAME}.embed_positions"  # in float32, whatever the model's dtype (vLLM 0.33 voxtral.py)
     return [
-        *whisper(shaped, split=True),
-        linear(f"{NAME}.multi_modal_projector.linear_1", inner, text),
-        linear(f"{NAME}.multi_modal_projector.linear_2", text, text),
+        *(replace(w, dtype="float32") if w.name == positions else w for w in whisper(shaped, split=True)),
+        *linears(f"{NAME}.multi_modal_projector", (joined, text), (text, text)),
     ]
 
 
@@ -112,8 +110,7 @@ def qwen2_5_omni(outer: Config) -> list[Weight]:
     bins = audio.count("num_mel_bins", default=128)
     return [
         *towers_vision.qwen2_5_vl(config),
-        linear(f"{NAME}.conv1", bins * KERNEL, hidden, bias=True),
-        linear(f"{NAME}.conv2", hidden * KERNEL, hidden, bias=True),
+        *linears(f"{NAME}.conv", (bins * KERNEL, hidden), (hidden * KERNEL, hidden), bias=True),
         linear(f"{NAME}.audio_bos_eos_token", out, 2),
         *layers_of(audio, hidden, split=False),
         layer_norm(f"{NAME}.ln_post", hidden),
@@ -136,12 +133,9 @@ def ears(audio: Config) -> list[Weight]:
     for _ in range(3):
         bins_left = (bins_left + 1) // 2
     return [
-        linear(f"{NAME}.conv2d1", area, wide, bias=True),
-        linear(f"{NAME}.conv2d2", wide * area, wide, bias=True),
-        linear(f"{NAME}.conv2d3", wide * area, wide, bias=True),
+        *linears(f"{NAME}.conv2d", (area, wide), (wide * area, wide), (wide * area, wide), bias=True),
         linear(f"{NAME}.conv_out", wide * bins_left, hidden),
         *layers_of(audio, hidden, split=True, key_bias=True),
         layer_norm(f"{NAME}.ln_post", hidden),
-        linear(f"{NAME}.proj1", hidden, hidden, bias=True),
-        linear(f"{NAME}.proj2", hidden, out, bias=True),
+        *linears(f"{NAME}.proj", (hidden, hidden), (hidden, out), bias=True),
     ]

@@ -9,7 +9,7 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 from kvplan.models.families.blocks import VOCAB_PAD
 from kvplan.models.families.config import Config
-from kvplan.models.families.tower_blocks import check_heads, depth_of, linear, row, text_hidden, vector
+from kvplan.models.families.tower_blocks import check_heads, column, depth_of, linear, row, text_hidden, vector
 from kvplan.models.spec import Part, Weight
 
 MOBILENET = "mobilenetv5_300m_enc"
@@ -163,6 +163,22 @@ def gemma4(outer: Config) -> list[Weight]:
     if "audio_config" in outer:
         weights += gemma4_audio(outer.sub("audio_config"), text)
     return weights
+
+
+def gemma4_unified(outer: Config) -> list[Weight]:
+    """Gemma 4 without a tower: large patches between norms, a position table per axis."""
+    config = outer.sub("vision_config")
+    if "audio_config" in outer:
+        raise UnsupportedModelError(outer.where, "audio_config: Gemma 4 Unified's ears are not modeled")
+    side = config.count("patch_size", default=16) * config.count("pooling_kernel_size", default=3)
+    hidden, pixels = config.count("mm_embed_dim", default=3840), 3 * side**2
+    return [
+        linear("vision_embedder.pos_embedding", 2 * hidden, config.count("mm_posemb_size", default=1120)),
+        vector("vision_embedder.patch_ln1", pixels, bias=True),
+        column("vision_embedder.patch_dense", pixels, hidden),
+        *(vector(f"vision_embedder.{name}", hidden, bias=True) for name in ("patch_ln2", "pos_norm")),
+        linear("embed_vision.embedding_projection", hidden, text_hidden(outer)),
+    ]
 
 
 def gemma4_vision(config: Config, text: int) -> list[Weight]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
+from kvplan.models.families.blocks import table
 from kvplan.models.families.config import Config
 from kvplan.models.families.tower_blocks import (
     block,
@@ -17,13 +18,16 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
+    linears,
     not_held,
     patches,
     row,
     text_hidden,
     vector,
+    whole_projector,
 )
 from kvplan.models.families.towers_vision import (
+    CLIP_LARGE_336_CONFIG,
     channels,
     clip,
     feature_depth,
@@ -33,6 +37,8 @@ from kvplan.models.families.towers_vision import (
 )
 from kvplan.models.spec import Part, Weight
 
+GLM = "transformer.vision"
+DUMMY_HEADS = 7  # of NVLM-D (vLLM 0.33 nvlm_d.py)
 TEXT_ONLY_REMEDY = "use --text-only to size the language model alone"
 
 
@@ -78,8 +84,7 @@ def llava_onevision(outer: Config) -> list[Weight]:
         *not_held(layer) * (layers - depth),
         *not_held(post),
         vector("image_newline", text),
-        linear("multi_modal_projector.linear_1", hidden, text, bias=bias),
-        linear("multi_modal_projector.linear_2", text, text, bias=bias),
+        *whole_projector(hidden, text, text, bias=bias),
     ]
 
 
@@ -100,6 +105,10 @@ def internvl(outer: Config) -> list[Weight]:
         "interns1",
     ):  # separate queries, keys and values, replicated on every rank
         qkv, out = replace(qkv, split="none"), replace(out, split="none")
+    if outer.values.get("model_type") == "NVLM_D":  # heads of no use, which make their number even
+        head = Part(heads + DUMMY_HEADS, hidden // heads)
+        qkv = replace(qkv, parts=(head,) * 3, split="none")
+        out = replace(out, inputs=head.size, split="none")
     norms = tuple(
         vector(f"vision_model.layers.attn.{name}", hidden)
         for name in ("q_norm", "k_norm")
@@ -108,6 +117,10 @@ def internvl(outer: Config) -> list[Weight]:
     scales = vector("vision_model.layers.ls1", hidden), vector("vision_model.layers.ls2", hidden)
     layer = (qkv, out, *others, *norms, *scales)
     text, area = text_hidden(outer), round(1 / outer.ratio("downsample_ratio", 0.5, 1)) ** 2
+    wide = outer.values.get("model_type") == "NVLM_D"
+    middle = (
+        outer.sub("llm_config" if "llm_config" in outer else "text_config").count("intermediate_size") if wide else text
+    )
     return [
         vector("vision_model.class_embedding", hidden),
         linear("vision_model.patch_embedding", channels(config) * patch**2, hidden, bias=True),
@@ -116,8 +129,7 @@ def internvl(outer: Config) -> list[Weight]:
         *not_held(layer) * (layers - depth),
         *(() if whole else (layer_norm("vision_model.layernorm", hidden),)),
         layer_norm("mlp1.norm", hidden * area),
-        linear("mlp1.linear_1", hidden * area, text, bias=True),
-        linear("mlp1.linear_2", text, text, bias=True),
+        *linears("mlp1", (hidden * area, middle), (middle, text), bias=not wide),
     ]
 
 
@@ -166,15 +178,12 @@ def qformer(config: Config, width: int) -> list[Weight]:
 
     def attention(name: str, inputs: int) -> tuple[Weight, ...]:
         return (
-            linear(f"{name}.query", width, width, bias=True),
-            linear(f"{name}.key_value", inputs, 2 * width, bias=True),
-            linear(f"{name}.dense", width, width, bias=True),
+            *linears(name, (width, width), (inputs, 2 * width), (width, width), bias=True),
             layer_norm(f"{name}.norm", width),
         )
 
     feed_forward = (
-        linear("qformer.intermediate_query", width, inner, bias=True),
-        linear("qformer.output_query", inner, width, bias=True),
+        *linears("qformer.query", (width, inner), (inner, width), bias=True),
         layer_norm("qformer.output_query.norm", width),
     )
     weights = [layer_norm("qformer.layernorm", width)]
@@ -216,12 +225,16 @@ def gated_merger(config: Config, hidden: int, out: int, middle: int) -> tuple[We
 
 
 def glm_ocr(outer: Config) -> list[Weight]:
-    """GLM-OCR: rotary blocks with biases and normalized queries and keys."""
+    """GLM-OCR and GLM-5.3-Flash: rotary blocks with biases and normalized queries and keys."""
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
     heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)
-    out, width = config.count("out_hidden_size", default=1536), hidden // check_heads(config, hidden, heads)
-    middle = outer.sub("text_config").count("intermediate_size", default=out * channels(config))  # vLLM 0.33 glm_ocr.py
+    own, width = "projection_intermediate_size" in config, hidden // check_heads(config, hidden, heads)
+    out = config.count("out_hidden_size", default=4096 if own else 1536)
+    fallback = outer.sub("text_config").count(
+        "intermediate_size", default=out * channels(config)
+    )  # vLLM 0.33 glm_ocr.py
+    middle = config.count("projection_intermediate_size", default=fallback)
     layer = (
         *block(config, hidden, heads, inner, norm_bias=False, gated=True),
         vector("visual.blocks.attn.q_norm", width),
@@ -231,4 +244,49 @@ def glm_ocr(outer: Config) -> list[Weight]:
         linear("visual.patch_embed.proj", video_patch(config, 14), hidden, bias=True),
         *layer * depth,
         *gated_merger(config, hidden, out, middle),
+    ]
+
+
+def llava_next_video(outer: Config) -> list[Weight]:
+    """LLaVA-NeXT-Video: CLIP as in LLaVA 1.6, without an embedding for the end of a row."""
+    config, text = llava_tower(outer), text_hidden(outer, 4096)
+    layers = depth_of(config, "num_hidden_layers", default=12)
+    bias = outer.flag("multimodal_projector_bias", True)
+    return [
+        *clip(config, layers, feature_depth(outer, layers, -2)),
+        *whole_projector(config.count("hidden_size", default=768), text, text, bias=bias),
+    ]
+
+
+def phi3_v(outer: Config) -> list[Weight]:
+    """Phi-3-vision: CLIP up to the last layer but one, two separators, and a projector of four joined patches."""
+    config, text = Config(CLIP_LARGE_336_CONFIG, outer.where, outer.notes), outer.count("hidden_size")
+    hidden, layers = config.count("hidden_size"), config.count("num_hidden_layers")
+    return [
+        *clip(config, layers, layers - 1),
+        replace(  # vLLM 0.33's class makes the language model's table twice
+            table("embed_tokens", outer.count("vocab_size"), text, group="vision_audio"), counted=False
+        ),
+        vector("vision_embed_tokens.glb_GN", 4 * hidden),
+        vector("vision_embed_tokens.sub_GN", 4 * hidden),
+        *whole_projector(4 * hidden, text, text),
+    ]
+
+
+def glm4v_9b(outer: Config) -> list[Weight]:
+    """GLM-4V 9B: patches merged by a convolution, a gated projection and two marks."""
+    config, text, inner = outer.sub("vision_config"), outer.count("hidden_size"), outer.count("ffn_hidden_size")
+    hidden, layers = config.count("hidden_size", default=1792), depth_of(config, "num_hidden_layers", default=63)
+    heads, patch = config.count("num_heads", default=16), config.count("patch_size", default=14)
+    return [
+        vector(f"{GLM}.cls_embedding", hidden),
+        linear(f"{GLM}.patch_embedding", channels(config) * patch**2, hidden, bias=True),
+        linear(f"{GLM}.position_embedding", hidden, config.count("num_positions", default=6401)),
+        *block(config, hidden, heads, config.count("intermediate_size", default=15360)) * layers,
+        linear(f"{GLM}.conv", hidden * 2**2, text, bias=True),
+        linear(f"{GLM}.linear_proj", text, text),
+        layer_norm(f"{GLM}.norm1", text),
+        linear(f"{GLM}.merged_proj", text, (Part(inner), Part(inner)), "outputs"),
+        row(f"{GLM}.dense_4h_to_h", inner, text, bias=False),
+        *(vector(f"{GLM}.mark", text),) * 2,
     ]

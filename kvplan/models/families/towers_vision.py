@@ -18,6 +18,7 @@ from kvplan.models.families.tower_blocks import (
     depth_of,
     layer_norm,
     linear,
+    linears,
     not_held,
     patches,
     row,
@@ -33,9 +34,10 @@ def siglip(config: Config) -> list[Weight]:
     inner = config.count("intermediate_size", default=3072)
     heads, layers = config.count("num_attention_heads", default=12), depth_of(config, "num_hidden_layers", default=12)
     patch = config.count("patch_size", default=16)
+    rows = config.count("num_patches", default=patches(config, 224, patch))
     return [
         linear("vision_tower.patch_embedding", channels(config) * patch**2, hidden, bias=True),
-        linear("vision_tower.position_embedding", hidden, patches(config, 224, patch)),
+        linear("vision_tower.position_embedding", hidden, rows),
         *block(config, hidden, heads, inner) * layers,
         layer_norm("vision_tower.post_layernorm", hidden),
         *(not_held(pooling_head(hidden, inner)) if config.flag("vision_use_head", True) else ()),
@@ -305,8 +307,7 @@ def kimi_k25(outer: Config) -> list[Weight]:
         *block(config, hidden, heads, inner) * layers,
         layer_norm("vision_tower.final_layernorm", hidden),
         layer_norm("mm_projector.pre_norm", hidden),
-        linear("mm_projector.linear_1", hidden * area, hidden * area, bias=True),
-        linear("mm_projector.linear_2", hidden * area, text_hidden(outer), bias=True),
+        *linears("mm_projector", (hidden * area, hidden * area), (hidden * area, text_hidden(outer)), bias=True),
     ]
 
 
@@ -351,8 +352,7 @@ def kimi_k3(outer: Config) -> list[Weight]:
         linear("vision_tower.patch_embed.pos_emb", hidden, grid),
         *(replace(weight, even=heads) for weight in layer * layers),
         vector("vision_tower.encoder.final_layernorm", hidden),
-        linear("mm_projector.linear_1", wide, wide, bias=biased),
-        linear("mm_projector.linear_2", wide, text, bias=biased),
+        *linears("mm_projector", (wide, wide), (wide, text), bias=biased),
         vector("mm_projector.post_norm", text),
     ]
 
@@ -373,30 +373,4 @@ def minimax_m3(outer: Config) -> list[Weight]:
         row("multi_modal_projector.linear_2", middle, text),
         column("patch_merge_mlp.linear_1", text * merge_area(grouping), middle),
         row("patch_merge_mlp.linear_2", middle, text),
-    ]
-
-
-def glm5_next(outer: Config) -> list[Weight]:
-    """GLM-5.3-Flash: rotary blocks with normalized queries and keys, patches merged by a convolution, a gated
-    merger.
-    """
-    config = outer.sub("vision_config")
-    hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
-    heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)
-    out, middle = config.count("out_hidden_size", default=4096), config.count("projection_intermediate_size")
-    width = hidden // check_heads(config, hidden, heads)
-    layer = (
-        *block(config, hidden, heads, inner, norm_bias=False, gated=True),
-        vector("visual.blocks.attn.q_norm", width),
-        vector("visual.blocks.attn.k_norm", width),
-    )
-    return [
-        linear("visual.patch_embed.proj", video_patch(config, 14), hidden, bias=True),
-        *layer * depth,
-        vector("visual.post_layernorm", hidden),
-        linear("visual.downsample", hidden * merge_area(config), out, bias=True),
-        column("visual.merger.proj", out, out, bias=False),
-        layer_norm("visual.merger.post_projection_norm", out),
-        linear("visual.merger.gate_up_proj", out, (Part(middle), Part(middle)), "outputs"),
-        row("visual.merger.down_proj", middle, out, bias=False),
     ]

@@ -19,6 +19,7 @@ from kvplan.models.families.blocks import (
     qk_norms,
     router,
     row,
+    table,
     vector,
     whole,
 )
@@ -28,7 +29,7 @@ from kvplan.models.families.hybrid import Layer, draft, read_qwen, ssm_dtype
 from kvplan.models.families.mla import PLAIN, latent_attention, latent_caches
 from kvplan.models.families.moe import TOP_K_KEYS
 from kvplan.models.families.state import Mixer, convolution, mamba2
-from kvplan.models.spec import FullAttention, LayerCache, Part, Place, RecurrentState
+from kvplan.models.spec import FullAttention, LayerCache, Part, Place, RecurrentState, Weight
 
 
 def read_mamba2(config: Config, model_type: str) -> SpecDraft:
@@ -113,6 +114,7 @@ def read_longcat(config: Config, model_type: str) -> SpecDraft:
         correction_bias("mlp.router.e_score_correction_bias", count + empty),
         *experts(hidden, inner, count),
     )
+    ngrams = longcat_ngrams(config, hidden, vocab) if "ngram_vocab_size_ratio" in config else ()
     caches: tuple[LayerCache, ...] = latent_caches(config, indexed=None) * 2
     context, tied = rope.context_of(config), config.flag("tie_word_embeddings")
     return SpecDraft(
@@ -122,12 +124,21 @@ def read_longcat(config: Config, model_type: str) -> SpecDraft:
         context=context,
         layers=[caches] * num_layers,
         layer_weights=[half * 2 + sparse] * num_layers,
-        other_weights=list(outer_weights(config, PLAIN, vocab, hidden, tied)),
+        other_weights=[*outer_weights(config, PLAIN, vocab, hidden, tied), *ngrams],
         ropes=rope.tables(config, config.count("qk_rope_head_dim"), context.positions),
         tied=tied,
         experts_per_token=config.count(*TOP_K_KEYS, default=1),
         widest_mlp=width,
     )
+
+
+def longcat_ngrams(config: Config, hidden: int, vocab: int) -> tuple[Weight, ...]:
+    """Tables of hashed n-grams, in one, and a projection for each (vLLM 0.33 longcat_flash_ngram.py)."""
+    tables = config.count("emb_split_num") * (config.count("emb_neighbor_num", low=2) - 1)
+    rows = tables * config.count("ngram_vocab_size_ratio") * vocab + tables**2  # each has two rows more than the last
+    width = hidden // tables
+    projections = whole("model.ngram_embeddings.oe_projection", width, (hidden,) * tables, "embedding")
+    return table("model.ngram_embeddings.oe_embedder", rows, width), replace(projections, place=Place.FIRST)
 
 
 QWEN4_MORE = ("ple_layer_ids", "index_head_dim", "index_n_heads", "indexer_head_dim", "index_topk")

@@ -39,6 +39,10 @@ def host_line(free: int, ranks: int) -> str:
     return f"kvplan engine: host memory: {free:,} bytes free, ranks on it {ranks}"
 
 
+def others_line(held: int) -> str:
+    return f"kvplan engine: other processes hold {held:,} bytes of the device, which count as outside torch"
+
+
 def fallback_line(name: str, why: str) -> str:
     """What a rank does without, of the functions of its kernels or "CUDA graphs"."""
     instead = f"decode steps run without {name}" if " " in name else f"plain torch stands for {name}"

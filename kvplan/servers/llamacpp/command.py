@@ -111,6 +111,10 @@ def parse(words: list[str]) -> ServeCommand:
             elif name != "hf_file":
                 _take(command, name, value, word)
     faults.refuse()
+    shares = re.split("[,/]", str(command.args.get("tensor_split") or ""))
+    if len(shares) > 1 and "tensor_parallel_size" not in command.args:
+        command.args["tensor_parallel_size"] = len(shares)
+        command.notes.append(Note(f"--tensor-split divides the model over {len(shares)} GPUs"))
     name_model(command, file, repository)
     _take_draft(command, files)
     return command
@@ -143,7 +147,8 @@ def _take_draft(command: ServeCommand, files: dict[str, str]) -> None:
     """The draft by its file's or repository's name, as the model's."""
     kinds = [kind for kind in files.get("type", "none").split(",") if kind not in ALONE]
     if kinds not in ([], [DRAFTING]):
-        command.refused["--spec-type"] = f"kvplan sizes drafts of a model ({DRAFTING}) and those without memory"
+        known = f"{', '.join(kinds)} is not sized: kvplan knows drafts of a model ({DRAFTING}) and those without memory"
+        command.refused["--spec-type"] = f"{known}; without the flag, what the draft takes is not counted"
     if not {"file", "repository"} & files.keys():
         return
     if not kinds and "type" not in files:

@@ -125,6 +125,9 @@ NO_EFFECT: Final = {
         enable_amd_monokernel! monokernel_backend disable_cuda_graph_padding! enable_cudagraph_gc! enable_mla!
         enable_flashinfer_mla! enable_flashmla! enable_nan_detection!
     """,
+    "shared experts apart from the routed ones: each rank has the same share of them, as planned": """
+        disable_shared_experts_fusion!
+    """,
     "backends whose results do not depend on the batch: the same pool before Blackwell, where it is refused": """
         enable_deterministic_inference!
     """,
@@ -196,8 +199,8 @@ REFUSED: Final = {
         enable_dynamic_chunking! enable_two_batch_overlap! enable_single_batch_overlap! dllm_algorithm encoder_only!
         enable_mis! forward_hooks msprobe_dump_config rl_on_policy_target enable_waterfill!
         custom_weight_loader checkpoint_engine_wait_weights_before_ready!
-        remote_instance_weight_loader_start_seed_via_transfer_engine! disable_shared_experts_fusion!
-        enforce_shared_experts_fusion! debug_tensor_dump_output_folder debug_tensor_dump_input_file
+        remote_instance_weight_loader_start_seed_via_transfer_engine! enforce_shared_experts_fusion!
+        debug_tensor_dump_output_folder debug_tensor_dump_input_file
         enable_nvidia_megakernel! radix_cache_backend
     """,
     "skips the encoder; kvplan's --text-only sizes that": "language_model_only! language_only!",

@@ -33,8 +33,8 @@ NO_EFFECT: Final = {
         swa_full_tokens_ratio _swa_full_tokens_ratio_explicitly_set disable_hybrid_swa_memory
         max_mamba_cache_size mamba_full_memory_ratio uses_mamba_radix_cache mamba_track_interval
     """,
-    "of data-parallel ranks, which are refused": """
-        load_balance_method enable_dp_attention_local_control_broadcast
+    "of data-parallel ranks, each of which schedules alone": """
+        dp_size enable_dp_attention load_balance_method enable_dp_attention_local_control_broadcast
     """,
     "how a chunk's attention is computed": "disable_chunked_prefix_cache",
     "how memory is allocated": "enable_memory_saver",
@@ -62,10 +62,10 @@ REFUSED: Final = {
         schedule_policy=fcfs schedule_conservativeness=1|1.0 enable_mixed_chunk! max_prefill_tokens=16384
         prefill_max_requests prefill_decode_interval=0 enable_priority_scheduling! retraction_policy=length
         enable_prefill_delayer! min_free_slots_delay=1 radix_eviction_policy=lru strip_thinking_cache!
-        enable_deterministic_inference! enable_hierarchical_cache enable_dp_attention disaggregation_mode
+        enable_deterministic_inference! enable_hierarchical_cache disaggregation_mode
         speculative_algorithm
     """,
     "admits requests later than they arrive, which is not simulated; remove it": "scheduler_recv_interval=0|1",
     "rejects requests, which is not simulated; remove it": "max_queued_requests",
-    "splits the server, which is not simulated; use --tp-size": "pp_size=1 dp_size=1",
+    "splits the server, which is not simulated; use --tp-size": "pp_size=1",
 }

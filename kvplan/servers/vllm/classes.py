@@ -87,7 +87,10 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "Step3VLForConditionalGeneration", "Step3p5ForCausalLM", "Step3p7ForConditionalGeneration",
         "Zamba2ForCausalLM"
     ), ModelClass(adapters=False)),
-    **dict.fromkeys(("ChatGLMModel", "Gemma2Model", "LlamaModel", "MistralModel", "Qwen2Model", "Qwen2_5OmniModel"),
+    **dict.fromkeys((
+        "ChatGLMModel", "Gemma2Model", "LlamaModel", "MiDashengLMModel", "MistralModel", "Qwen2Model",
+        "Qwen2_5OmniModel", "UltravoxModel",
+    ),
         ModelClass(generates=True)),
     "CosyVoice2ForCausalLM": ModelClass(plugin="FunAudioLLM/CosyVoice"),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM"),

@@ -28,7 +28,9 @@ NO_EFFECT: Final = {
     "is overruled, or refused with the plan": "mamba_block_size",
     "of another engine than vLLM's second, or of other hardware": "use_v2_block_manager additional_config",
     "of images, videos and sounds, which simulated requests do not have": "disable_chunked_mm_input",
-    "of data-parallel ranks, which are not supported": "dp_sync_interval data_parallel_rank data_parallel_external_lb",
+    "of data-parallel ranks, each of which schedules alone": """
+        data_parallel_size dp_sync_interval data_parallel_rank data_parallel_external_lb
+    """,
     "when tokens are sent, not when they are computed": "stream_interval",
     "how long a step takes, not who runs in it": "tensor_parallel_size eplb_config numa_bind",
     "is metrics": "enable_mfu_metrics enable_logging_iteration_details",
@@ -42,6 +44,6 @@ REFUSED: Final = {
     """,
     "rejects requests, which is not simulated; remove it": "max_num_queued_reqs max_num_queued_tokens",
     "splits the server, which is not simulated; use --tensor-parallel-size": """
-        pipeline_parallel_size=1 data_parallel_size=1 decode_context_parallel_size=1 prefill_context_parallel_size=1
+        pipeline_parallel_size=1 decode_context_parallel_size=1 prefill_context_parallel_size=1
     """,
 }

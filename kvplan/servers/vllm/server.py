@@ -63,6 +63,7 @@ abilities = Abilities(
     recommended=True,
     needs_drafter=True,
     lean_kernels={"flashinfer_b12x": "marlin"},
+    shares_experts=True,
 )
 
 

@@ -1,6 +1,7 @@
 """A plan's layers as kernels of one rank."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple, assert_never
 
@@ -23,6 +24,7 @@ from kvplan.models.spec import (
     Weight,
     WindowLatent,
 )
+from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.plan import Plan
 from kvplan.servers.plans.weights import weight_layout
 from kvplan.simulate.kernels.roof import Experts, Heads
@@ -75,11 +77,23 @@ class State(NamedTuple):
     is_measured: bool
 
 
+class Exchange(NamedTuple):
+    """Data-parallel ranks that share experts: how many, among which ranks tokens are exchanged, and how often a step.
+
+    A step's experts see the tokens of all ranks, which are taken to be equally busy.
+    """
+
+    peers: int = 1
+    ranks: int = 1
+    times: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layers:
     """Kernels of a rank, each with how often a step runs it.
 
     linear, prompt_linear  for all tokens, and only for those of prompts (decompression of latents)
+    gathered  linear layers that are sharded over all ranks, for the tokens of all of them
     heads, latents, modules, states  attention and recurrences; latents: heads of a rank
     small                  short kernels by their width in elements
     head                   the output head, for tokens that are sampled
@@ -89,6 +103,7 @@ class Layers:
 
     linear: Counter[Linear]
     prompt_linear: Counter[Linear]
+    gathered: Counter[Linear]
     experts: Counter[tuple[str, Experts]]
     heads: Counter[Heads]
     latents: Counter[int]
@@ -101,6 +116,7 @@ class Layers:
     hidden: int
     kv_bytes: int
     law: str
+    exchange: Exchange
 
 
 def form_of(scheme: Scheme | None, gpu: GpuSpec, *, narrow_inputs: bool) -> str:
@@ -131,14 +147,16 @@ class Reader:
     """Collects a plan's kernels, layer by layer."""
 
     def __init__(
-        self, spec: ModelSpec, gpu: GpuSpec, layout: Layout, kv_bytes: int, *, narrow_inputs: bool | None
+        self, spec: ModelSpec, gpu: GpuSpec, layout: Layout, kv_bytes: int, peers: int, *, narrow_inputs: bool | None
     ) -> None:
-        self.spec, self.gpu, self.layout, self.tp, self.kv_bytes = spec, gpu, layout, layout.tp, kv_bytes
+        self.spec, self.gpu, self.layout, self.kv_bytes, self.peers = spec, gpu, layout, kv_bytes, peers
+        self.tp = layout.attention_tp or layout.tp
         quantization = spec.quantization
         has_default = quantization is not None and quantization.default is not None
         self.narrow = has_default if narrow_inputs is None else narrow_inputs
         self.linear: Counter[Linear] = Counter()
         self.prompt_linear: Counter[Linear] = Counter()
+        self.gathered: Counter[Linear] = Counter()
         self.experts: Counter[tuple[str, Experts]] = Counter()
         self.heads: Counter[Heads] = Counter()
         self.latents: Counter[int] = Counter()
@@ -154,11 +172,23 @@ class Reader:
                     self._weight(weight, index, latent=any(isinstance(cache, LatentAttention) for cache in caches))
             if not is_module:
                 self.small[self._rotated(caches)] += 2  # rotation; the cache's new entries
+        exchange = self._exchange()
+        sums = 2 * self.spec.num_layers + 1 - (exchange.times if self.layout.attention_tp else 0)
         return Layers(
-            self.linear, self.prompt_linear, self.experts, self.heads, self.latents, self.modules, self.states,
-            self.small, self._head(), 0 if self.tp == 1 else 2 * self.spec.num_layers + 1, self.tp,
-            self.spec.hidden_size, self.kv_bytes, LAW_OF_LATENTS if self.spec.is_mla else LAW,
+            self.linear, self.prompt_linear, self.gathered, self.experts, self.heads, self.latents, self.modules,
+            self.states, self.small, self._head(), 0 if self.tp == 1 else sums, self.tp, self.spec.hidden_size,
+            self.kv_bytes, LAW_OF_LATENTS if self.spec.is_mla else LAW, exchange,
         )  # fmt: skip
+
+    def _exchange(self) -> Exchange:
+        """vLLM's replicas exchange tokens before and after each layer of experts; where only attention is replicated
+        (SGLang) the tensor ranks do, and for each layer.
+        """
+        if self.peers == 1:
+            return Exchange()
+        if self.layout.attention_tp:
+            return Exchange(self.peers, self.layout.tp, self.spec.num_layers)
+        return Exchange(self.peers, self.peers, sum(self.experts.values()))
 
     # --- weights
 
@@ -178,14 +208,15 @@ class Reader:
             return
         inputs, parts = local_shape(weight, ranks_of(weight, self.layout))
         layer = Linear(form, sum(parts), inputs)
+        is_gathered = self.layout.attention_tp and ranks_of(weight, self.layout) > self.tp
         if latent and weight.name.endswith("kv_b_proj"):
             self.prompt_linear[layer] += 1
         else:
-            self.linear[layer] += 1
+            (self.gathered if is_gathered else self.linear)[layer] += 1
         if form in ("fp8_block", "nvfp4"):
-            self.small[2 * inputs] += 1  # its inputs are quantized
+            self.small[2 * inputs * (self.peers if is_gathered else 1)] += 1  # its inputs are quantized
         if weight.group in ("mlp", "shared_expert") and weight.split == "outputs" and len(parts) > 1:
-            self.small[sum(parts) * 3 // 2] += 1  # activation
+            self.small[sum(parts) * 3 // 2 * (self.peers if is_gathered else 1)] += 1  # activation
 
     def _experts(self, weight: Weight, form: str) -> None:
         width = expert_tp(self.layout)
@@ -199,7 +230,7 @@ class Reader:
         head = next((weight for weight in weights if weight.group == "lm_head"), None)
         own = head or next(weight for weight in weights if weight.group == "embedding")
         form = "bfloat16" if head is None else self._form(head, None)
-        return Linear(form, -(-own.outputs // self.tp), own.inputs)
+        return Linear(form, -(-own.outputs // self.layout.tp), own.inputs)
 
     # --- caches
 
@@ -207,7 +238,7 @@ class Reader:
         self, cache: LayerCache, caches: tuple[LayerCache, ...], weights: tuple[Weight, ...], index: int
     ) -> bool:
         """Add a cache's kernel; True if it was measured with the layer's linear layers in it."""
-        spec, tp = self.spec, self.layout.attention_tp or self.tp
+        spec, tp = self.spec, self.tp
         own = max(1, spec.num_heads // tp)
         attention = [
             self._form(weight, index) for weight in weights if weight.group == "attention" and weight.quantizable
@@ -269,9 +300,19 @@ def layers(plan: Plan, narrow: bool | None = None) -> Layers:
     request = plan.request
     kv_bytes = 1 if "fp8" in str(plan.settings.kv_dtype) else 2
     narrow = NARROW.get(request.release.engine) if narrow is None else narrow
-    return _read(request.spec, request.gpu, weight_layout(request, 0), kv_bytes, narrow)
+    peers = peers_of(plan)
+    if peers == 1 and request.args.data_parallel_size > 1:  # replicas that share nothing
+        request = replace(request, args=replace(request.args, data_parallel_size=1))
+    return _read(request.spec, request.gpu, weight_layout(request, 0), kv_bytes, peers, narrow)
+
+
+def peers_of(plan: Plan) -> int:
+    """Data-parallel ranks that exchange tokens in every step; 1: each is a server of its own."""
+    request = plan.request
+    is_shared = bool(request.spec.experts_per_token) and abilities_of(request.release.engine).shares_experts
+    return request.args.data_parallel_size if request.args.enable_dp_attention or is_shared else 1
 
 
 @lru_cache(maxsize=64)
-def _read(spec: ModelSpec, gpu: GpuSpec, layout: Layout, kv_bytes: int, narrow: bool | None) -> Layers:
-    return Reader(spec, gpu, layout, kv_bytes, narrow_inputs=narrow).layers()
+def _read(spec: ModelSpec, gpu: GpuSpec, layout: Layout, kv_bytes: int, peers: int, narrow: bool | None) -> Layers:
+    return Reader(spec, gpu, layout, kv_bytes, peers, narrow_inputs=narrow).layers()

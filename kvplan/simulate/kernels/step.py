@@ -8,6 +8,7 @@ from math import exp, log
 from typing import Final
 
 from kvplan.core.errors import UsageError
+from kvplan.core.units import plural
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.host import Host, host_of
@@ -134,9 +135,16 @@ class KernelStep:
             * kernels.gemm(name.form, tokens, name.outputs, name.inputs)
             for name, times in own.linear.items()
         }
+        peers, exchanging, exchanges = own.exchange
+        for name, times in own.gathered.items():
+            seconds = device * times * kernels.gemm(name.form, peers * tokens, name.outputs, name.inputs)
+            parts[f"{name.form} {name.outputs} x {name.inputs} for all ranks"] = seconds
         for (form, shape), times in own.experts.items():
-            seconds = device * times * kernels.experts(form, tokens, shape, own.law)
+            seconds = device * times * kernels.experts(form, peers * tokens, shape, own.law)
             parts[f"{shape.experts} experts {form} {shape.inter:,} x {shape.hidden:,}"] = seconds
+        if exchanges:  # tokens are gathered before, and sums scattered after: the two halves of an all-reduce
+            seconds = kernels.all_reduce(exchanging, peers * tokens * own.hidden)
+            parts["exchange of tokens"] = self._link * exchanges * seconds
         if own.sums:
             parts["all-reduces"] = self._link * own.sums * kernels.all_reduce(own.ranks, tokens * own.hidden)
         small = sum(times * kernels.small(tokens, width) for width, times in own.small.items())
@@ -221,13 +229,17 @@ class KernelStep:
         self._states("context", context)
         for kind in self.attention:
             kind.prefill(context, context * context / 2)
-        return tuple(sorted(self.kernels.borrowed))
+        exchange = ("exchange of tokens as all-reduces",) if self.layers.exchange.times else ()
+        return (*sorted(self.kernels.borrowed), *exchange)
 
     @property
     def text(self) -> str:
         count, context = TYPICAL
         largest = [f"{share:.0%} {name}" for name, share in list(self.share_of_parts().items())[:LARGEST]]
         borrowed = f"; borrowed: {'; '.join(self.borrowed)}" if self.borrowed else ""
+        if self.layers.exchange.times:
+            others = plural(self.layers.exchange.peers - 1, "rank")
+            borrowed = f"; experts shared with {others} as busy as this one{borrowed}"
         return f"{self.kernels.text}{borrowed}; {count} sequences at {context:,} tokens: {', '.join(largest)}"
 
     def _plain(self, count: int) -> float:
