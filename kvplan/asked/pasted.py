@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from kvplan.asked.manifest import ServedContainer
     from kvplan.servers.base import Pasted
 
-_ROLLOUT = r"actor_rollout_ref|openrlhf|--vllm[._]|skyrl|generator[.:]|vllm[-_]serve|\w\wConfig\s*\(|use_vllm"
+_ROLLOUT = (
+    r"actor_rollout_ref|openrlhf|--vllm[._]|skyrl|generator[.:]|vllm[-_]serve|\w\wConfig\s*\(|use_vllm|fast_inference|"
+    r"--rollout-num|--sglang-|generation[.:]"
+)
 _UNIT = r"(?m)^[ \t]*(?:ExecStart=|(?:CMD|ENTRYPOINT)[ \t])"  # a Dockerfile, a unit of systemd
 _SETTINGS = r"(?mi)^[ \t]*(?:FROM|quantization|\{)|\sload\s"  # what may be no command: lines of settings, an object
 MAX_COMMAND_CHARS = 64 * 1024  # room for a script or a manifest

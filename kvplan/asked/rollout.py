@@ -3,7 +3,9 @@
 Read as scripts (key=value or flags), YAML or a Python config; nothing is run. Sources: verl 1dda039
 (trainer/config/rollout/rollout.yaml, workers/rollout/*/*_async_server.py), TRL f2cd577 (trainer/grpo_config.py,
 generation/vllm_generation.py, scripts/vllm_serve.py), OpenRLHF 3c3be62 (cli/train_ppo_ray.py, trainer/ray/
-vllm_engine.py), SkyRL a956457 (skyrl/train/config/config.py, inference_servers/utils.py); 2026's.
+vllm_engine.py), SkyRL a956457 (skyrl/train/config/config.py, inference_servers/utils.py), slime 624b824 (backends/
+sglang_utils), NeMo-RL 7ea279a (models/generation/vllm/vllm_worker.py, examples/configs/grpo_math_1B.yaml), Unsloth
+2026.10.9 (models/llama.py; unsloth_zoo/vllm_utils.py); 2026's.
 """
 
 import ast
@@ -25,6 +27,7 @@ from kvplan.servers.words.arguments import flags_of
 from kvplan.servers.words.command import VARIABLE, Note, ServeCommand
 
 _CONFIGS: Final = r"\b(?:GRPO|RLOO|OnlineDPO|XPO|NashMD|GSPOToken)Config\s*\("
+_UNSLOTH: Final = r"\bFast\w*Model\.from_pretrained\s*\("
 _DOTTED: Final = r"[+~]*([A-Za-z_]\w*(?:\.\w+)+)=(.*)"
 SAME: Final = (
     "gpu_memory_utilization", "dtype", "enforce_eager", "max_num_batched_tokens", "max_model_len", "max_num_seqs",
@@ -131,7 +134,8 @@ def read_rollout(text: str, framework: Framework, options: Collection[str]) -> S
     command = parsed(server_of(settings.server).pasted().parse, [*words, *words_of(settings)], options)
     command.engine = settings.server
     if level is not None:
-        keeps = ("weights",) if settings.adapters and not settings.has_levels else ()
+        shares = framework.title == "Unsloth" or (settings.adapters and not settings.has_levels)
+        keeps = ("weights",) if shares else ()
         command.colocated = Colocated(framework.title, level, keeps)
         if level and settings.has_levels:
             command.args["enable_sleep_mode"] = True
@@ -180,6 +184,13 @@ def notes_of(
         owns = {name: settings.prefix + own.removeprefix(doubled) for name, own in framework.names.items()}
         texts = [f"--{name.replace('_', '-')} is {own}" for name, own in owns.items()]
         yield f"what an answer writes as a flag is one of {title}'s settings: {', '.join(texts)}"
+    if title == "Unsloth":
+        yield "Unsloth chooses --max-num-seqs and --max-num-batched-tokens by its own estimate: state what it prints"
+    if title == "Unsloth" and command.colocated is not None and command.colocated.level:
+        yield (
+            f"in standby Unsloth sets the fraction: {STANDBY_SHARE} of 40 GiB or more, 0.855 of 25, 0.78 of 20, and "
+            "0.76 to 0.71 of less; state that of a smaller GPU as --gpu-memory-utilization"
+        )
     ranks = 1
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         ranks *= command.args.get(name) or 1
@@ -198,7 +209,15 @@ def notes_of(
 def settings_of(text: str, framework: Framework) -> Iterator[tuple[str, Any]]:
     """(name, value) of each setting of a script, a YAML file or a call in Python."""
     text = re.sub(r"\$\{HOME\}|\$HOME\b", "~", text)
-    tree = snippet._parsed(text) if framework.title == "TRL" else None
+    tree = snippet._parsed(text) if framework.title in ("TRL", "Unsloth") else None
+    if framework.title == "Unsloth":
+        yield from of_loader(tree, text)
+        return
+    if framework.title == "slime":  # flags in arrays, which a command names: "${SGLANG_ARGS[@]}"
+        lines = re.sub(r"(?m)(?:^|\s)#.*$|\\$|\S*\[@\]\S*", " ", with_sums(text))
+        lines = re.sub(r"(--sglang-cuda-graph-)bs((?:\s+(?:\d+|\$\(seq[\s\d]+\)))+)", largest, lines)
+        yield from of_words([word.strip("()'\"") for word in lines.split()], framework)
+        return
     if tree is not None and re.search(_CONFIGS, text):
         yield from of_calls(tree)
         return
@@ -212,6 +231,11 @@ def settings_of(text: str, framework: Framework) -> Iterator[tuple[str, Any]]:
         return
     for words in shell.split(with_sums(text)):
         yield from of_words(words, framework)
+
+
+def largest(match: "re.Match[str]") -> str:
+    """The largest of a list of graphs' sizes, such as `1 2 $(seq 8 8 256)`."""
+    return f"{match[1]}max-bs {max(map(int, re.findall('[0-9]+', match[2])))} "
 
 
 def typed(text: Any) -> Any:
@@ -264,6 +288,20 @@ def of_calls(tree: ast.Module) -> Iterator[tuple[str, Any]]:
         value = None if model is None else values.of("model", model, ())
         if isinstance(value, str) and not re.search(VARIABLE, value):
             yield "model_name_or_path", value
+
+
+def of_loader(tree: ast.Module | None, text: str) -> Iterator[tuple[str, Any]]:
+    """Keywords of Unsloth's loader, and whether the environment lets the engine sleep."""
+    if tree is None:
+        raise unread("", "contains no whole call of Unsloth's loader", "paste it up to its last parenthesis")
+    values = snippet._Values(snippet._names(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and re.match(_UNSLOTH, f"{ast.unparse(node.func)}("):
+            named = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+            named |= {"model_name": node.args[0]} if node.args else {}
+            yield from ((key, values.of(key, value, ())) for key, value in named.items())
+    if re.search(r"UNSLOTH_VLLM_STANDBY\W+1\b", text):
+        yield "unsloth_vllm_standby", True
 
 
 def with_sums(text: str) -> str:
@@ -352,9 +390,74 @@ def trl(settings: Settings) -> Level:
     return 2 if settings.is_on("vllm_enable_sleep_mode") else 0
 
 
+def slime(settings: Settings) -> Level:
+    """slime's SGLang drops its weights where it releases memory: with --colocate, or told to."""
+    settings.server = "sglang"
+    settings.take_all("sglang_")
+    for name in [name for name in settings.own if name.startswith(("router_", "server_", "mem_fraction_"))]:
+        del settings.own[name]
+    gpus, stages = settings.number("rollout_num_gpus_per_engine", default=1), settings.own.get("pp_size") or 1
+    settings.args["tensor_parallel_size"] = gpus // stages
+    if not settings.is_on("colocate"):
+        return None
+    settings.own["enable_memory_saver"] = True
+    return 2
+
+
+def nemo_rl(settings: Settings) -> Level:
+    """NeMo-RL sleeps at level 1 where generation shares the trainer's GPUs."""
+    if (name := settings.take("policy.generation.backend", default=DEFAULT)) != DEFAULT:
+        raise unread("", f"NeMo-RL's backend {name!r} is not sized", "kvplan reads vllm")
+    settings.take_all("policy.generation.vllm_kwargs.")
+    if settings.args["max_model_len"] is None:
+        settings.args["max_model_len"] = settings.take("policy.max_total_sequence_length")
+    ranks = settings.args["tensor_parallel_size"] or 1
+    if (experts := settings.number(f"{NEMO}expert_parallel_size", default=1)) > 1:
+        settings.own["enable_expert_parallel"] = True
+        settings.args["data_parallel_size"] = max(1, experts // ranks)
+    if settings.args["dtype"] == "fp8":
+        settings.args |= {"dtype": "bfloat16", "quantization": "fp8"}
+    return 1 if settings.is_on("policy.generation.colocated.enabled", default=True) else None
+
+
+STANDBY_SHARE: Final = 0.87875  # of 40 GiB or more (unsloth_zoo/vllm_utils.py: 0.925 x 0.95); smaller GPUs have less
+
+
+def unsloth(settings: Settings) -> Level:
+    """Unsloth's engine shares its weights with the trainer; in standby the KV cache alone is released."""
+    if not settings.is_on("fast_inference"):
+        raise unread("", "Unsloth generates without vLLM here (fast_inference is off)", "paste fast_inference=True")
+    settings.adapters = settings.adapters or 16
+    if settings.is_on("load_in_4bit", default=True) and not settings.is_on("load_in_fp8"):
+        settings.args["quantization"] = "bitsandbytes"
+    settings.args["kv_cache_dtype"] = "fp8" if settings.is_on("float8_kv_cache") else None
+    if not settings.is_on("unsloth_vllm_standby"):
+        return 0
+    settings.args["gpu_memory_utilization"] = STANDBY_SHARE
+    return 1
+
+
 VERL: Final = "actor_rollout_ref.rollout."
+NEMO: Final = "policy.generation.vllm_cfg."
 MEMORY: Final = {"gpu_memory_utilization": "gpu_memory_utilization"}
 FRAMEWORKS: Final = (
+    Framework(
+        "Unsloth", r"\bfast_inference\s*=\s*True\b", "",
+        {**MEMORY, "max_model_len": "max_seq_length", "max_lora_rank": "max_lora_rank"},
+        {"gpu_memory_utilization": 0.5}, ("model_name",), unsloth, ("max_lora_rank",),
+    ),
+    Framework(
+        "slime", r"--rollout-num-gpus-per-engine\b|--sglang-mem-fraction-static\b", "sglang_",
+        {"gpu_memory_utilization": "mem_fraction_static", "enforce_eager": "disable_cuda_graph"}, {},
+        ("hf_checkpoint",), slime, (), ("actor_num_nodes", "actor_num_gpus_per_node"),
+    ),
+    Framework(
+        "NeMo-RL", r"\bpolicy\.generation\.|(?ms:^policy:.*^\s+generation:)", NEMO,
+        {**MEMORY, "enforce_eager": "enforce_eager", "dtype": "precision",
+         "tensor_parallel_size": "tensor_parallel_size", "pipeline_parallel_size": "pipeline_parallel_size"},
+        {"gpu_memory_utilization": 0.6, "dtype": "bfloat16"}, ("policy.model_name",), nemo_rl, (),
+        ("cluster.num_nodes", "cluster.gpus_per_node"),
+    ),
     Framework(
         "TRL", rf"{_CONFIGS}|--use_vllm\b|--vllm_mode\b|(?m:^\s*use_vllm:)", "vllm_",
         {**MEMORY, "max_model_len": "max_model_length", "tensor_parallel_size": "tensor_parallel_size",

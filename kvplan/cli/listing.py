@@ -7,7 +7,8 @@ from kvplan.report.formats import CommandAnswer
 
 
 def models(options: ModelsOptions) -> int:
-    answer(listing_text.models(options.name, options.family, options.max_params), options)
+    named = (options.name, options.family, options.max_params)
+    answer(listing_text.models(*named, gpu=options.gpu, ctx=options.ctx), options)
     return 0
 
 

@@ -180,6 +180,10 @@ class ModelsOptions:
     name: Text = argument("NAME", "Model to describe, with sources.", complete=complete_model)
     family: Text = option("--family TEXT", "List only models whose name, id or type contains TEXT.")
     max_params: Text = option("--max-params N", "List only models with at most N parameters, e.g. 8B.")
+    gpu: Text = option(
+        "--gpu NAME", "List only models that fit on this GPU, or on several: 2xl40s.", complete=complete_gpu
+    )
+    ctx: Text = option("--ctx N", "Context for --gpu.  [default: 8k]")
     format: Format = option(*FORMAT, "table")
     color: Color = option(*COLOR, "auto")
     report: Texts = option(*REPORT)

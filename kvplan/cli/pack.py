@@ -46,7 +46,9 @@ def packed(options: PackOptions, in_use: int) -> tuple[bool, CommandAnswer]:
     if policy is not None:
         if len(texts) > 1:
             raise UsageError(printable(policy, 60), "a policy is packed alone", "remove the other servers")
-        refuse_given(options, ("gpu", "engine", "prices"), "works only with models", "the policy states its GPU")
+        refuse_given(
+            options, ("gpu", "gpu_memory", "engine", "prices"), "works only with models", "the policy states its GPU"
+        )
         packing = pack(list(of_policy(Path(policy), options)), in_use, options.rest)
         return packing.fits, answer(packing)
     pools = list(pools_of(options))
@@ -66,10 +68,11 @@ def is_policy(text: str) -> bool:
 
 def pools_of(options: PackOptions) -> Iterator[Pool]:
     """The GPUs of --gpu, with their prices."""
-    if options.gpu is None:
-        raise UsageError("--gpu", "missing", "name the GPUs: l40s, or 2xl40s,h100-80g (`kvplan gpus` lists them)")
+    if options.gpu is None and options.gpu_memory is None:
+        remedy = "name the GPUs: l40s, or 2xl40s,h100-80g (`kvplan gpus` lists them); or --gpu-memory 24GiB"
+        raise UsageError("--gpu", "missing", remedy)
     prices = None if options.prices is None else price_file.read(Path(options.prices))
-    form = Form({"gpu": [options.gpu]})
+    form = gpus_of(options)
     for note in size_notes(form):
         output.notes_of(options)("note", note)
     for count, gpu in counted_gpus_of(form):
@@ -77,6 +80,11 @@ def pools_of(options: PackOptions) -> Iterator[Pool]:
         if dollars is None:
             raise UsageError("--prices", f"{gpu.name} has no price", "add one, or leave out --prices")
         yield Pool(gpu, count or 1, dollars)
+
+
+def gpus_of(options: PackOptions) -> Form:
+    named = {"gpu": None if options.gpu is None else [options.gpu], "gpu_memory": options.gpu_memory}
+    return Form({key: value for key, value in named.items() if value is not None})
 
 
 def stated(text: str, options: PackOptions, pools: Sequence[Pool]) -> list[Tenant]:
@@ -95,8 +103,8 @@ def stated(text: str, options: PackOptions, pools: Sequence[Pool]) -> list[Tenan
     if not is_command(words):
         words, engine = served_by(options.engine or DEFAULT, words), options.engine
     try:
-        names = [pool.gpu.name for pool in pools]
-        form = Form({"from_command": shlex.join(words), "gpu": names, "offline": options.offline})
+        named = gpus_of(options) if options.gpu_memory else Form({"gpu": [pool.gpu.name for pool in pools]})
+        form = named.changed(from_command=shlex.join(words), offline=options.offline)
         query = read_form(form.changed(engine=engine))
         inputs = requests(query)
     except KvplanError as error:

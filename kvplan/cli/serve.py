@@ -21,6 +21,7 @@ from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_ratio, parse_tokens
+from kvplan.models import catalog
 from kvplan.servers.base import abilities_of, server_of, terms_of
 from kvplan.servers.words.argument_values import read_argument
 
@@ -72,6 +73,7 @@ HOST, PORT = "127.0.0.1", "8000"
 def serve(options: ServeOptions) -> int:
     """Serve until a signal, and return its exit code."""
     require_libraries()
+    refuse_model_as_gpu(options)
     refuse_missing(("MODEL", form_of(options).names_model, MODEL_CURE))
     if options.gpu is None:
         refuse_given(options, OF_TWIN, "needs --simulate", "name a GPU with --simulate")
@@ -89,6 +91,15 @@ def serve(options: ServeOptions) -> int:
         starts = simulated(options, replicas, are_ranks=num_ranks > 1)
         time.sleep(0.0 if options.startup_time is None else parse_duration(options.startup_time, "--startup-time"))
         return answer(front, starts)
+
+
+def refuse_model_as_gpu(options: ServeOptions) -> None:
+    """Refuse `--simulate MODEL --gpu GPU`: the option takes the GPU."""
+    named = next((name for name in options.gpu or () if catalog.find(name) is not None), None)
+    if options.model is not None or named is None:
+        return
+    others = " ".join(f"--simulate {name}" for name in options.gpu or () if name != named) or "--simulate h100-80g"
+    raise UsageError("--simulate", f"takes a GPU, and {named} is a model", f"run `kvplan serve {named} {others}`")
 
 
 def without_ranks(options: ServeOptions) -> tuple[ServeOptions, int]:

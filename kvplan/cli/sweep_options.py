@@ -235,6 +235,7 @@ class PackOptions:
     gpu: Text = option(
         "--gpu NAME", "GPU shared by all servers, or several to assign: 2xl40s,h100-80g.", complete=complete_gpu
     )
+    gpu_memory: Text = option("--gpu-memory SIZE", "Total memory of one GPU, as CUDA reports it.")
     prices: Text = option(*PRICES)
     memory_in_use: Text = option("--memory-in-use SIZE", "GPU memory already used by a desktop and other processes.")
     engine: Text = option(

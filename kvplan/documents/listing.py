@@ -23,6 +23,22 @@ class ModelRow(TypedDict):
     source: str
 
 
+class FittingRow(ModelRow):
+    """A model that fits on the GPU of the question."""
+
+    users: Annotated[Count, "Requests of the context that run at once."]
+
+
+class FittingDocument(TypedDict):
+    """The models of the catalog that fit on a GPU (kvplan models --gpu), the largest first."""
+
+    schema: Literal["kvplan/fitting@1"]
+    gpu: str
+    context: Size
+    of: Annotated[Count, "Models that were tried."]
+    fitting: list[FittingRow]
+
+
 class ModelHead(TypedDict):
     schema: Literal["kvplan/model@1"]
 

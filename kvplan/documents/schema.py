@@ -35,6 +35,7 @@ DOCUMENTS: Final = {
     "preflight": ("preflight", "PreflightDocument"),
     "rightsize": ("rightsize", "RightsizeDocument"),
     "model": ("listing", "ModelDocument"),
+    "fitting": ("listing", "FittingDocument"),
     "models": ("listing", "ModelsDocument"),
     "gpu": ("listing", "GpuDocument"),
     "gpus": ("listing", "GpusDocument"),

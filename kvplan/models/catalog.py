@@ -36,8 +36,6 @@ class Facts(Entry, total=False):
 
 # Popular models that are not in the catalog: name prefixes, and why they are missing.
 MISSING = {
-    "deepseek-v4.1": "its type (deepseek_v41) has no reader yet: layers read the compressed cache of another, and its "
-    "n-gram tables lie in host memory by default; deepseek-v4-flash does not stand for it",
     "deepseek-v4-pro-0813": "no copy of its published config could be had",
     "qwen3.8-flash": "no copy of its published config could be had; its type (qwen4_exp) is read from a config.json",
 }

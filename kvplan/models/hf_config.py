@@ -74,6 +74,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gemma": ("gemma3n_text", "gemma4_text", "diffusion_gemma_text"),
     "nas": ("nemotron-nas", "deci"),
     "deepseek_v4": ("deepseek_v4",),
+    "deepseek_v41": ("deepseek_v41_text", "deepseek_v41"),
     "minimax": ("minimax_m1", "minimax_text_01", "minimax"),
     "glm5_next": ("glm5_next_text", "glm5_next"),
     "qwen4_exp": ("qwen4_exp_text", "qwen4_exp"),
@@ -98,7 +99,7 @@ CLASSES: dict[str, str] = {
 # Types that are another under a name of their own.
 READ_AS: dict[str, str] = {
     "cohere_compass_text": "cohere2", "gemma4_unified_text": "gemma4_text",
-    "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
+    "minimax_m3_text": "minimax_m3", "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
 

@@ -54,7 +54,8 @@ def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) 
     """Read the quantization by its method. Raise UnsupportedModelError naming a scheme that is not modeled."""
     match method:
         case "fp8" | "fbgemm_fp8":
-            return fp8(config, method, kv_dtype, experts_in_fp4=inner.text("expert_dtype", "") == "fp4")
+            expert_dtype = inner.text("expert_dtype", config.text("expert_dtype", ""))
+            return fp8(config, method, kv_dtype, experts_in_fp4=expert_dtype == "fp4")
         case "compressed-tensors":
             return compressed_tensors(config, kv_dtype)
         case "awq" | "awq_marlin":
@@ -211,6 +212,8 @@ def fp8(config: Config, method: str, kv_dtype: str | None, *, experts_in_fp4: bo
     static = config.text("activation_scheme", "dynamic") == "static"
     if method == "fbgemm_fp8":
         scheme = Scheme("fp8_channel", variant="fbgemm")
+    elif block == (32, 32) and experts_in_fp4:  # stored so by DeepSeek-V4.1, and per row in memory
+        scheme = Scheme("mxfp8", 32)
     elif block:
         # In memory DeepSeek-V4's block scales are single bytes (e8m0), those of older models float32.
         scheme = Scheme("fp8_block", block=block, scale_bytes=1 if experts_in_fp4 else 4)

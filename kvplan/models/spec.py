@@ -109,11 +109,15 @@ class KeyIndex:
 
 @dataclass(frozen=True, slots=True)
 class WindowLatent:
-    """DeepSeek-V4: one vector that is both key and value, for each of the last `window` tokens."""
+    """DeepSeek-V4: one vector that is both key and value, for each of the last `window` tokens.
+
+    narrow  wholly in 8 bits where the kernels read that (V4.1 on compute capability 10.x)
+    """
 
     head_dim: int
     qk_rope_head_dim: int
     window: int
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,7 @@ class Weight:
     narrow_on    in float32 on GPUs of other major compute capabilities than these; none: never
     pad_rows     outputs are padded to a multiple of this in memory (vocabularies: 64)
     align_rows   a rank's outputs are padded to a multiple of this in memory (a fused projection of Kimi K3: 16)
+    heads        outputs of each head of an n-gram table, of which a rank has whole ones
     least        smallest shard of a rank if the weight is sharded: smaller ones are padded (Kimi K3's experts: 256)
     even         sharded only if the rank count divides this number (a tower's heads), else replicated; 0: always
     counted      False: a server has it although the model's parameter count does not include it
@@ -218,6 +223,7 @@ class Weight:
     narrow_on: tuple[int, ...] = ()
     pad_rows: int = 1
     align_rows: int = 1
+    heads: tuple[int, ...] = ()
     least: int = 0
     even: int = 0
     counted: bool = True
@@ -734,6 +740,11 @@ class ModelSpec:
     def is_compressed_mla(self) -> bool:
         """True if each layer caches a window of latents, and compressed entries for older tokens (DeepSeek-V4)."""
         return WindowLatent in self.cache_kinds
+
+    @property
+    def is_later_v4(self) -> bool:
+        """True if few layers compress, for all after them (DeepSeek-V4.1)."""
+        return any(isinstance(cache, WindowLatent) and cache.narrow for cache in _distinct_caches(self))
 
     @property
     def is_pooled(self) -> bool:

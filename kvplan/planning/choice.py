@@ -95,8 +95,9 @@ class Chosen:
 
 def choice_of(form: Form, goal: Goal) -> Choice:
     """Read a question. Raises UsageError for what contradicts itself, and for servers that cannot be searched."""
+    fitting = ", ".join(f"`kvplan models --gpu {name}`" for name in form.texts("gpu") or ())
     refuse_missing(
-        ("MODEL", form.names_model, MODEL_CURE),
+        ("MODEL", form.names_model, MODEL_CURE + (f"; {fitting} lists those that fit" if fitting else "")),
         ("--users", goal.users is not None, "add the number of concurrent users, e.g. --users 200"),
     )
     assert goal.users is not None
@@ -106,7 +107,11 @@ def choice_of(form: Form, goal: Goal) -> Choice:
     check_together(form, goal)
     prices = goal.read_prices()
     question = goal.question(users, stated_except(form, SOUGHT), prices)
-    return Choice(question, requests_of(form, goal, prices), goal, prices, form.names_gpu)
+    inputs = requests_of(form, goal, prices)
+    without = {request.gpu.name for request in inputs.requests} - (prices.per_hour.keys() if prices else set())
+    if prices is not None and without:
+        inputs.notes.append(f"--prices: none for {', '.join(sorted(without))}, shown as -")
+    return Choice(question, inputs, goal, prices, form.names_gpu)
 
 
 def check_supported(request: Request) -> None:

@@ -58,7 +58,10 @@ def operands(old: str | None, new: str | None, policy: str | None) -> tuple[Oper
     if new is not None:
         return before, operand(new)
     if before.revision is None:
-        raise UsageError("NEW", "missing", "name what to compare with, or a revision of OLD: main:kvplan.policy.yaml")
+        remedy = "name what to compare with, or a revision of OLD: main:kvplan.policy.yaml"
+        if not Path(old).exists():
+            remedy += f"; servers of one model: `kvplan sweep {printable(old, 60)} --engine vllm,sglang`"
+        raise UsageError("NEW", "missing", remedy)
     return before, replace(before, name=before.text, revision=None)
 
 

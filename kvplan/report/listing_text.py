@@ -36,7 +36,16 @@ from kvplan.report.page import Block, bold
 from kvplan.sizing.weights import num_params, stored_dtype
 
 if TYPE_CHECKING:
-    from kvplan.documents.listing import GpuDocument, GpuRow, ModelDocument, ModelFacts, ModelRow
+    from kvplan.documents.listing import (
+        FittingDocument,
+        FittingRow,
+        GpuDocument,
+        GpuRow,
+        ModelDocument,
+        ModelFacts,
+        ModelRow,
+    )
+    from kvplan.servers.plans.plan import Plan
 
 ListedRow = Mapping[str, object]
 _PARAMS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([KMBT]?)", re.IGNORECASE)
@@ -46,16 +55,24 @@ _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def models(name: str | None = None, family: str | None = None, max_params: str | None = None) -> CommandAnswer:
-    """The catalog's models, or all data of the one that is named."""
+def models(
+    name: str | None = None, family: str | None = None, max_params: str | None = None, *, gpu: str | None = None,
+    ctx: str | None = None,
+) -> CommandAnswer:  # fmt: skip
+    """The catalog's models, or all data of the one that is named; with a GPU those that fit on it."""
+    if ctx is not None and gpu is None:
+        raise UsageError("--ctx", "is for --gpu", "name a GPU")
     largest = None if max_params is None else parse_params(max_params)
     names = catalog.model_names()
     if name is not None:
         names = [other for other in names if is_of(other, name)]  # a part of several names
-        if len(names) < 2 or catalog.find(name) is not None:
+        if gpu is None and (len(names) < 2 or catalog.find(name) is not None):
             is_part = catalog.find(name) is None and names
             return one_model(names[0] if is_part else name)
-    rows = [tables.model_row(other, catalog.load(other)) for other in names if family is None or is_of(other, family)]
+    names = [other for other in names if family is None or is_of(other, family)]
+    if gpu is not None:
+        return fitting_models(names, gpu, ctx, largest)
+    rows = [tables.model_row(other, catalog.load(other)) for other in names]
     if largest is not None:
         rows = [row for row in rows if row["parameters"] <= largest]
     if not rows:
@@ -67,6 +84,54 @@ def models(name: str | None = None, family: str | None = None, max_params: str |
         lambda: [tables.model_list(rows), *tables.model_notes(rows)],
         lambda: stored_bars(rows),
     )
+
+
+def fitting_models(names: Sequence[str], gpu: str, ctx: str | None, largest: int | None) -> CommandAnswer:
+    """How many of the models fit on the GPU, the largest, and a table of them."""
+    from kvplan.core.units import parse_tokens
+    from kvplan.planning.fitting import CONTEXT, fitting, machine_of
+
+    if not names:
+        raise UsageError("models", "no model matches", "relax NAME or --family")
+    context = CONTEXT if ctx is None else parse_tokens(ctx, "--ctx")
+    count, machine = machine_of(gpu)
+    what = machine.name if count == 1 else f"{count} x {machine.name}"
+    rows = [fitting_row(name, plan) for name, plan in fitting(names, gpu, context)]
+    rows = [row for row in rows if largest is None or row["parameters"] <= largest]
+    rows.sort(key=parameters_of, reverse=True)
+    how = f"at {context:,} tokens or their own shorter context, as they are stored (vLLM)"
+    headline = f"{len(rows)} of {len(names)} models fit on {what} {how}"
+    if rows:
+        headline += f"; the largest is {rows[0]['name']} ({tables.format_params(rows[0]['parameters'])} parameters)"
+    cells = [
+        [row["name"], row["scheme"] or "", tables.format_params(row["parameters"]), stored_gb(row), f"{row['users']:,}"]
+        for row in rows
+    ]
+    table = Table.of(("model", "stored as", "parameters", "stored GB", "requests at once"), cells, left=2)
+    more = f"More of one: kvplan estimate {rows[0]['name'] if rows else 'MODEL'} --gpu {gpu} --ctx {context}"
+    document: FittingDocument = {
+        "schema": "kvplan/fitting@1", "gpu": what, "context": context, "of": len(names), "fitting": rows,
+    }  # fmt: skip
+    return CommandAnswer(
+        lambda _: [line(headline), line(), table, line(), line(more)] if rows else [line(headline)],
+        lambda: document,
+        lambda: table,
+        lambda: [bold(headline), table],
+        tuple,
+    )
+
+
+def fitting_row(name: str, plan: Plan) -> FittingRow:
+    users = min(int(plan.concurrency.max), plan.concurrency.max_num_seqs)
+    return {**tables.model_row(name, plan.request.spec), "users": users}
+
+
+def parameters_of(row: FittingRow) -> int:
+    return row["parameters"]
+
+
+def stored_gb(row: ModelRow) -> str:
+    return "?" if row["stored_bytes"] is None else f"{row['stored_bytes'] / GB:,.2f}"
 
 
 def stored_bars(rows: Sequence[ModelRow]) -> list[Figure]:

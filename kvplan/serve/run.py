@@ -33,13 +33,13 @@ class Connection(h11.Connection):
 
     _is_chunked = False
 
-    def send(self, event: h11.Event) -> bytes | None:
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
         if self._is_chunked and type(event) is h11.Data:
-            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
-        data = super().send(event)
+            return [b"%x\r\n%b\r\n" % (len(event.data), event.data)] if event.data else []
+        parts = super().send_with_data_passthrough(event)
         if type(event) is h11.Response:
-            self._is_chunked = data is not None and b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
-        return data
+            self._is_chunked = b"\r\ntransfer-encoding: chunked\r\n" in b"".join(parts or ()).lower()
+        return parts
 
 
 class Protocol(H11Protocol):

@@ -20,6 +20,7 @@ from kvplan.workloads.trace import TraceRequest
 from kvplan.workloads.trace import read as read_trace
 
 NUM_REQUESTS: Final = 2000
+ONE_LOAD: Final = "give one of --trace, --profile, --prompt-tokens: --prompt-tokens 1k --output-tokens 256"
 PER_USER, MOST_BY_DEFAULT = 10, 20_000  # requests of users, if no number is given
 RAMP_S: Final = 60.0
 MAX_SHAPE: Final = 1e6
@@ -236,7 +237,7 @@ def source_of(words: LoadWords, tell: Tell) -> Source:
     if len(named) != 1:
         if named:
             raise UsageError(" and ".join(named), "conflict", "give one of them")
-        raise UsageError("workload", "missing", "give one of --trace, --profile, --prompt-tokens")
+        raise UsageError("workload", "missing", ONE_LOAD)
     shared = None if words.shared_prefix is None else shared_prefix(words.shared_prefix)
     count = None if words.num_requests is None else parse_count(words.num_requests, "--num-requests", 10_000_000)
     seed = 0 if words.seed is None else int(parse_seed(words.seed))

@@ -13,7 +13,7 @@ from kvplan.core.units import duration, parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
 from kvplan.simulate import ranges, slo
 from kvplan.simulate.kernels.library import Shares
-from kvplan.simulate.load import Load, LoadWords, Tell
+from kvplan.simulate.load import ONE_LOAD, Load, LoadWords, Tell
 from kvplan.simulate.outcome import SimulationAnswer, Variant
 from kvplan.simulate.ranges import unseen_note
 from kvplan.simulate.result import result
@@ -56,7 +56,7 @@ def planned(
     refuse_missing(
         ("MODEL", form.names_model, MODEL_CURE),
         ("--gpu", form.names_gpu, "name the GPU to simulate"),
-        ("workload", words.names_source, "give one of --trace, --profile, --prompt-tokens"),
+        ("workload", words.names_source, ONE_LOAD),
     )
     inputs = requests(read_form(form))
     request = inputs.only("simulate", "name one --gpu and one --ctx")

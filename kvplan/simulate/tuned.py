@@ -17,7 +17,7 @@ from kvplan.planning.plan import Request, plan
 from kvplan.planning.recommend import is_fp8_already, with_args
 from kvplan.servers.base import abilities_of, titles
 from kvplan.simulate import slo
-from kvplan.simulate.load import Load, LoadWords, Tell, check_lengths, load_of
+from kvplan.simulate.load import ONE_LOAD, Load, LoadWords, Tell, check_lengths, load_of
 from kvplan.simulate.question import parse_tier, say_how_steady
 from kvplan.simulate.settings import space
 from kvplan.simulate.setup import check_tiers, refuse_reordering
@@ -78,7 +78,7 @@ def tuned(
     refuse_missing(
         ("MODEL", form.names_model, MODEL_CURE),
         ("--gpu", form.names_gpu, "name the GPU to serve on: h100-80g, or 8xh100-80g"),
-        ("workload", question.words.names_source, "give one of --trace, --profile, --prompt-tokens"),
+        ("workload", question.words.names_source, ONE_LOAD),
     )
     stated = stated_except(form, SOUGHT)
     refuse_reordering(form.command())

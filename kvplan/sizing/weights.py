@@ -32,7 +32,7 @@ WNA16 = "moe_wna16"
 BLACKWELL = 100  # compute capability, times ten
 FLASHMLA_HEADS = 64  # and twice that; vLLM 0.33 models/deepseek_v4/nvidia/flashmla.py
 FULL_PRECISION = ("float32", "float")  # served in 16 bits, stored in 32
-BYTES = {"int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "mxfp8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +268,8 @@ def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
                     "use a divisor",
                 )
             return max(weight.inputs // tp, least_of(weight, tp)), [part.size for part in weight.parts]
+        case "outputs" if weight.heads:
+            return weight.inputs, [most_rows(weight, tp)]
         case "outputs" if weight.pad_rows > 1:
             return weight.inputs, [cdiv(up(weight.outputs, weight.pad_rows), tp)]
         case "outputs":
@@ -275,6 +277,18 @@ def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
             rows = [max(row, least_of(weight, tp)) for row in rows]
             rows[-1] += up(sum(rows), weight.align_rows) - sum(rows)
             return weight.inputs, [sum(rows)] if repeats_groups(weight, tp) else rows
+
+
+def most_rows(weight: Weight, tp: int) -> int:
+    """Rows of an n-gram table on the rank with most; some heads have a few more than others.
+
+    Source: vLLM 0.33 models/deepseek_v41/common/engram.py (ParallelEngramEmbedding).
+    """
+    heads, share = weight.heads, cdiv(len(weight.heads), tp)
+    if (tp - 1) * share >= len(heads):
+        problem = f"leaves ranks without one of the {len(heads)} heads of {weight.name}"
+        raise UsageError(f"tensor_parallel_size {tp}", problem, "use fewer ranks")
+    return max(sum(heads[start : start + share]) for start in range(0, len(heads), share))
 
 
 def repeats_groups(weight: Weight, tp: int) -> bool:
@@ -301,6 +315,8 @@ ONLINE = {
 
 
 def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
+    if weight.dtype in ONLINE:  # fixed by the model
+        return ONLINE[weight.dtype]
     if weight.group == "lm_head" and not weight.quantizable and spec.quantization is not None and online is None:
         return head_scheme(spec.quantization, spec.model_type)
     if not weight.quantizable or (weight.serves and online is not None):
@@ -353,6 +369,8 @@ def ranks_of(weight: Weight, layout: Layout) -> int:
         return expert_tp(layout)
     if layout.whole_shared and weight.group == "shared_expert":
         return 1
+    if weight.heads:  # replicas divide them too
+        return layout.tp * layout.dp
     if layout.whole_towers and weight.whole_by_data:
         return 1
     if layout.tower_tp and weight.serves:

@@ -55,6 +55,8 @@ def test_every_setting_is_named_in_a_note() -> None:
         ("GRPOConfig(use_vllm=False)", "without vLLM"),
         ("GRPOConfig(use_vllm=True", "no whole call"),
         (f"{VERL} actor_rollout_ref.rollout.name=hf", "'hf' is not sized"),
+        ("FastLanguageModel.from_pretrained('m', fast_inference=True", "no whole call"),
+        ("policy.model_name=m policy.generation.backend=megatron", "'megatron' is not sized"),
         ("python3 -m openrlhf.cli.train_ppo_ray --vllm_num_engines 2 --colocate_all_models", "name no model"),
         (f"{VERL} actor_rollout_ref.rollout.gpu_memory_utilization=$SHARE", "no value in the text for $SHARE"),
         (f"{VERL} actor_rollout_ref.rollout.expert_parallel_size=many", "is not a whole number"),

@@ -650,6 +650,46 @@ def test_the_models_are_listed(run: Run) -> None:
     assert run("models", "--family", "gpt-oss", "--format", "markdown").out.startswith("**2 models**\n\n| model |")
 
 
+def test_the_models_that_fit_a_gpu_are_those_whose_estimate_starts(run: Run) -> None:
+    """The largest first; each fits as `estimate` says, and one that does not is left out."""
+    family = ("--family", "phi-4")
+    document = run("models", "--gpu", "rtx-4090", *family, "--ctx", "16k", "--format", "json").json
+    fitting = {row["name"] for row in document["fitting"]}
+    names = [row["name"] for row in run("models", *family, "--format", "json").json["models"]]
+    assert document["of"] == len(names) > len(fitting) > 0
+    for name in names:
+        plan = run("estimate", name, "--gpu", "rtx-4090", "--ctx", "16k", "--format", "json").json
+        assert (name in fitting) == plan["fits"]
+    sizes = [row["parameters"] for row in document["fitting"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_answer_of_what_fits_is_its_first_line(run: Run) -> None:
+    out = run("models", "--gpu", "2xl40s", "--family", "gpt-oss").out
+    assert out.startswith("2 of 2 models fit on 2 x l40s at 8,192 tokens")
+    assert "the largest is gpt-oss-120b" in out.splitlines()[0]
+    (command,) = re.findall(r"kvplan (estimate .*)", out)
+    assert run(*command.split()).code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("models --ctx 4k", "name a GPU"),
+        ("models --gpu rtx-4090 --family zzz", "no model matches"),
+        ("models --gpu rtx-4090,l40s", "names 2 kinds"),
+        ("recommend --gpu rtx-4090", "`kvplan models --gpu rtx-4090` lists those that fit"),
+        ("serve --simulate qwen3-8b --gpu h100-80g", "run `kvplan serve qwen3-8b --simulate h100-80g`"),
+        ("diff llama-3.1-8b", "`kvplan sweep llama-3.1-8b --engine vllm,sglang`"),
+        ("simulate qwen3-8b --gpu h100-80g", "--prompt-tokens 1k --output-tokens 256"),
+    ],
+)
+def test_a_question_without_its_subject_names_a_command_that_works(line: str, remedy: str, run: Run) -> None:
+    result = run(*line.split())
+    assert result.code == 2
+    assert remedy in " ".join(result.errors)
+
+
 def test_one_model_shows_its_facts_and_source(run: Run) -> None:
     ran = run("models", "meta-llama/llama-3.1-8b-instruct")  # an alias, in another case
     assert "8,030,261,248" in ran.out

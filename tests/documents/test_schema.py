@@ -65,6 +65,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rightsize", "examples/metrics.1.txt", "examples/metrics.2.txt"),
     ),
     "model": (("models", "llama-3.1-8b"), ("models", "qwen3-next-80b-a3b"), ("models", "gpt-oss-20b")),
+    "fitting": (("models", "--gpu", "l40s", "--family", "qwen3-8b"),),
     "models": (("models",),),
     "gpu": (("gpus", "a100-80g"), ("gpus", "mi300x")),
     "gpus": (("gpus",),),

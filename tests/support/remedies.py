@@ -124,8 +124,8 @@ CASES = [
     # simulations
     Case(
         f"simulate {LLAMA} --ctx 8k --rate 2",
-        "give one of --trace, --profile, --prompt-tokens",
-        ("--profile sharegpt", "--prompt-tokens 300 --output-tokens 20"),
+        "give one of --trace, --profile, --prompt-tokens: --prompt-tokens 1k --output-tokens 256",
+        ("--profile sharegpt", "--prompt-tokens 1k --output-tokens 256"),
     ),
     Case(f"{SIMULATE} --engine sglang@0.5.9", "use --engine sglang@0.5.23", ("--engine sglang@0.5.23",)),
     Case(
@@ -355,7 +355,7 @@ CASES = [
     Case(f"tune {LLAMA} --ctx 8k --tier host=4GiB@20GB/s {LOAD} --slo ttft.p90=2s", "remove it", ("-tier",)),
     Case(
         "pack --server 'qwen3-8b --max-model-len 16384 --users 4'",
-        "name the GPUs: l40s, or 2xl40s,h100-80g (`kvplan gpus` lists them)",
+        "name the GPUs: l40s, or 2xl40s,h100-80g (`kvplan gpus` lists them); or --gpu-memory 24GiB",
         ("--gpu l40s", "--gpu 2xl40s,h100-80g", "gpus"),
     ),
     Case(

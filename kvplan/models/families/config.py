@@ -148,7 +148,6 @@ class Config:
         return names
 
 
-TEXT_CLASS = "MiniMaxM3SparseForCausalLM"  # of a type whose other class has a tower in any case
 ALWAYS = (  # the class has a tower in any case
     "llava", "llava_llama", "minimax_m3", "minimax_m3_vl", "openvla", "kimi_audio", "molmo", "moondream3",
 )  # fmt: skip
@@ -168,6 +167,4 @@ def has_tower_keys(outer: Config) -> bool:
 
 def is_multimodal(outer: Config) -> bool:
     """True if the model has a tower that a server loads."""
-    if TEXT_CLASS in (outer.names("architectures") or ()):
-        return False
     return has_tower_keys(outer) or outer.values.get("model_type") in ALWAYS

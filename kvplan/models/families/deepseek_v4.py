@@ -20,6 +20,7 @@ from kvplan.models.families.blocks import (
 from kvplan.models.families.config import Config
 from kvplan.models.spec import CompressedLatent, Group, LayerCache, Part, Place, Rope, Sharing, Weight, WindowLatent
 
+FLOAT32 = 2  # elements of 16 bits in one of its rotary tables, which are in float32
 RATIOS = (0, 4, 128)  # tokens per compressed entry; 0: the layer has only its window
 
 
@@ -57,13 +58,18 @@ def attention(config: Config, hidden: int) -> tuple[Weight, ...]:
     )
 
 
-def indexer(config: Config, hidden: int, ratio: int) -> tuple[Weight, ...]:
+def picker(config: Config, hidden: int) -> tuple[Weight, ...]:
+    """Queries and their weights of an index."""
     dim, heads = config.count("index_head_dim"), config.count("index_n_heads")
     return (
         whole("attn.indexer.wq_b", config.count("q_lora_rank"), dim * heads, "attention"),
         whole("attn.indexer.weights_proj", hidden, heads, "attention", quantizable=False),
-        *compressor("attn.indexer.compressor", hidden, dim, ratio),
     )
+
+
+def indexer(config: Config, hidden: int, ratio: int) -> tuple[Weight, ...]:
+    keys = compressor("attn.indexer.compressor", hidden, config.count("index_head_dim"), ratio)
+    return (*picker(config, hidden), *keys)
 
 
 def hyper_connections(hidden: int, copies: int) -> tuple[Weight, ...]:
@@ -152,7 +158,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
             *(replace(weight, place=Place.EVERY) for weight in head),
             final_norm(hidden),
         ],
-        ropes=(Rope(rotary, context.positions),) * 2,
+        ropes=(Rope(FLOAT32 * rotary, context.positions),) * 2,
         experts_per_token=config.count("num_experts_per_tok"),
         widest_mlp=config.count("moe_intermediate_size"),
     )

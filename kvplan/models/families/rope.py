@@ -97,7 +97,7 @@ DEFAULTS_OF: Final[Mapping[int, tuple[str, ...]]] = {
     202_752: ("glm_moe_dsa", "glm4_moe_lite"),
     262_144: ("ministral3", "jamba"),
     524_288: ("seed_oss", "minimax_m3_vl"),
-    1_048_576: ("mistral4", "deepseek_v4", "glm5_next_text", "glm5_next"),
+    1_048_576: ("mistral4", "deepseek_v4", "deepseek_v41_text", "deepseek_v41", "glm5_next_text", "glm5_next"),
 }  # fmt: skip
 DEFAULT_OF: Final = {kind: length for length, kinds in DEFAULTS_OF.items() for kind in kinds}
 ORIGINAL: Final = "original_max_position_embeddings"

@@ -19,7 +19,7 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
     ("moondream", IMAGES): "moondream3:tower",
     ("towers_audio", AUDIO): "qwen2_audio voxtral",
     ("towers_audio", IMAGES_AND_VIDEOS): "qwen2_5_omni qwen3_omni_moe",
-    ("towers_deepseek", IMAGES): "deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
+    ("towers_deepseek", IMAGES): "deepseek_v41 deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
     ("towers_gemma", IMAGES): "gemma3n gemma4_unified",
     ("towers_gemma", IMAGES_AND_VIDEOS): "gemma4",
     ("towers_llava", IMAGES):
@@ -119,9 +119,9 @@ HEARING = ("audio_tower.", "embed_audio.")  # audio parts of a model that takes 
 # Towers whose ranks can divide the batch instead of sharding the weights, each with its parts that stay sharded.
 # Source: vLLM 0.33 (supports_encoder_tp_data), and its parameters per rank.
 BY_DATA: dict[str, tuple[str, ...]] = {
-    "glm5_next": (), "kimi_k25": (), "kimi_k3": (), "llama4": ("multi_modal_projector.",), "minicpmv": (),
-    "minimax_m3": (), "minimax_m3_vl": (), "qwen2_5_vl": (), "qwen2_vl": (), "qwen3_5": (), "qwen3_5_moe": (),
-    "qwen3_vl": (), "qwen3_vl_moe": (), "qwen4_exp": (),
+    "deepseek_v41": (), "glm5_next": (), "kimi_k25": (), "kimi_k3": (), "llama4": ("multi_modal_projector.",),
+    "minicpmv": (), "minimax_m3": (), "minimax_m3_vl": (), "qwen2_5_vl": (), "qwen2_vl": (), "qwen3_5": (),
+    "qwen3_5_moe": (), "qwen3_vl": (), "qwen3_vl_moe": (), "qwen4_exp": (),
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from kvplan.models.families.config import Config
 from kvplan.models.families.tower_blocks import (
     block,
     column,
+    depth_of,
     layer_norm,
     linear,
     linears,
@@ -122,4 +123,24 @@ def deepseek_vl2(outer: Config) -> list[Weight]:
         *(linear("projector.2", middle, middle, bias=True),) * (depth - 2),
         linear("projector.4", middle, out, bias=True),
         *marks,
+    ]
+
+
+def deepseek_v41(outer: Config) -> list[Weight]:
+    """DeepSeek-V4.1: a gated transformer, whole on every rank if its heads do not divide; neighboring patches joined,
+    and two layers (vLLM 0.33 models/deepseek_v4/common/vision.py).
+    """
+    config, text = outer.sub("vision_config"), text_hidden(outer)
+    hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=2816)
+    heads, patch = config.count("num_attention_heads", default=16), config.count("patch_size", default=14)
+    joined = hidden * config.count("downsample_ratio", default=3) ** 2
+    layer = block(config, hidden, heads, inner, mlp_bias=False, norm_bias=False, gated=True)
+    sharded = (*layer, column("aligner.w1", joined, text), row("aligner.w2", text, text))
+    *layers, up, down = (replace(weight, even=heads) if weight.split != "none" else weight for weight in sharded)
+    return [
+        linear("vision.patch_embed.proj", 3 * patch**2, hidden, bias=True),
+        *layers * depth_of(config, "num_hidden_layers", default=32),
+        vector("vision.norm", hidden),
+        up,
+        down,
     ]

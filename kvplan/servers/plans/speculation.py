@@ -71,7 +71,7 @@ def mtp_of(request: Request) -> ModelSpec:
 
 def brings_spark(spec: ModelSpec) -> bool:
     """True if the model's own checkpoint has a DSpark head."""
-    if "dspark_markov_rank" not in spec.config:  # other models do not need the import
+    if not spec.is_compressed_mla:  # other models do not need the import
         return False
     from kvplan.models.families import spark
 
@@ -99,7 +99,8 @@ def default_tokens(method: str, request: Request) -> int:
     if method == "suffix":
         return SUFFIX_TOKENS
     if method == "dspark" and request.draft is not None:
-        block = request.draft.config.get("block_size") or request.draft.config.get("dspark_block_size")
+        config = request.draft.config
+        block = config.get("block_size") or config.get("text_config", config).get("dspark_block_size")
         if isinstance(block, int) and block > 0:
             return block
     return DRAFT_TOKENS

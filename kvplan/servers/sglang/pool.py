@@ -299,7 +299,8 @@ def check_pool(spec: ModelSpec, release: Version, *, windows: bool) -> None:
     sglang_models.check_class(spec)
     for kind in spec.cache_kinds:
         if issubclass(kind, NOT_MODELED):
-            raise UnsupportedModelError(spec.name, f"SGLang's pool for its {kind.__name__} is not modeled", "use vllm")
+            what = "windows and compressed entries (DeepSeek-V4)"
+            raise UnsupportedModelError(spec.name, f"SGLang's pools for its {what} are not modeled", "use vllm")
     if spec.has_states and not release.has("state_pools"):
         raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for states are not modeled", "use sglang@0.5")
     if windows and not release.has("window_pools"):

@@ -125,7 +125,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
         ModelType(ignores=BIAS, tied="never", whole_shared=True, adapters=True)),
     "deepseek_v3": ModelType(ignores=BIAS, tied="never", whole_shared=True, renormalizes=True, adapters=True),
     "deepseek_v32": ModelType(ignores=BIAS, tied="never", prefill_graphs=True, whole_shared=True, adapters=True),
-    "deepseek_v4": ModelType(tied="never", whole_shared=True, adapters=True),
+    **dict.fromkeys(("deepseek_v4", "deepseek_v41_text"), ModelType(tied="never", whole_shared=True, adapters=True)),
     **dict.fromkeys(("exaone_moe", "granitemoeshared", "lfm2_moe"), ModelType(renormalizes=True, adapted_tables=BOTH)),
     "falcon": ModelType(ignores=HEAD_DIM, own_cache=True),
     "falcon_h1": ModelType(ignores=("attention_bias", "mlp_bias"), adapters=True, adapted_tables=BOTH),

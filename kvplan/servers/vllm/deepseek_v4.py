@@ -1,8 +1,10 @@
-"""DeepSeek-V4's caches: small pages of many kinds, packed side by side in one block.
+"""DeepSeek-V4's caches: small pages of many kinds, packed side by side in one block; and those of V4.1.
 
-Source: vLLM 0.33 v1/core/kv_cache_planning.py (packed groups), re-derived;
-equal to the server's own capacity code in every compared case (tests/oracles.py).
+Source: vLLM 0.33 models/deepseek_v41 (attention.py, compressor.py, sparse_mla.py) and v1/core/kv_cache_planning.py
+(packed groups), re-derived; equal to the server's own capacity code in every compared case (tests/oracles.py).
 """
+
+from math import lcm
 
 from kvplan.models.spec import CompressedLatent, ModelSpec, WindowLatent
 from kvplan.servers.plans.pool import KVSpec
@@ -50,4 +52,56 @@ def v4_specs(spec: ModelSpec, block: int = V4_BLOCK) -> list[tuple[int, KVSpec]]
                     specs.append((i, v4_state(ratio, dim)))
                 case _:
                     raise AssertionError("a DeepSeek-V4 layer keeps no other cache")
+    return specs
+
+
+# --- V4.1 -------------------------------------------------------------------------------------------------------------
+
+WINDOW_BLOCK = 32
+NVFP4 = "nvfp4_ds_mla"  # compressed entries in 4 bits, and a scale for 16 values
+
+
+def reads_narrow(sm: int) -> bool:
+    """True on GPUs whose kernels read latents that are wholly in 8 bits, and compressed ones in 4."""
+    return 100 <= sm < 110
+
+
+def later_block(sm: int) -> int:
+    """Tokens of a block of compressed entries that the kernels read."""
+    return 64 if 90 <= sm < 100 else 128
+
+
+def later_specs(spec: ModelSpec, block: int, kv_dtype: str, sm: int, spec_tokens: int) -> list[tuple[int, KVSpec]]:
+    """A window in every layer; where a layer compresses, entries, their index keys, and the tokens not compressed yet.
+
+    Kernels that read wholly narrow latents take them as rows of the whole cache: a block is a multiple of both rows.
+    """
+    specs: list[tuple[int, KVSpec]] = []
+    narrow, kernel = reads_narrow(sm), later_block(sm)
+    alignment = 512 if narrow else V4_ALIGNMENT
+
+    def page(size: int) -> int:
+        return cdiv(size, alignment) * alignment
+
+    for i, caches in enumerate(spec.layers):
+        for cache in caches:
+            assert isinstance(cache, WindowLatent | CompressedLatent)
+            dim, rope = cache.head_dim, cache.qk_rope_head_dim
+            row = dim + dim // 32 if narrow else v4_latent_bytes(dim, rope)
+            entry = dim // 2 + dim // 16 if kv_dtype == NVFP4 else row
+            if isinstance(cache, WindowLatent):
+                window, stride = page(WINDOW_BLOCK * row), lcm(row, entry) if narrow else 1
+                latent = KVSpec("sliding", WINDOW_BLOCK, window, cache.window, shape=("v4.1 window",), stride=stride)
+                specs.append((i, latent))
+                continue
+            sizes = {"v4.1": entry}
+            if cache.index_head_dim:
+                sizes["v4.1 index"] = cache.index_head_dim + 4 * cdiv(cache.index_head_dim, 128)
+            for name, size in sizes.items():
+                whole, part = (page(tokens // cache.ratio * size) for tokens in (block, kernel))
+                stride = 1 if block == kernel else part
+                specs.append((i, KVSpec("latent", block, whole, shape=(name, cache.ratio), stride=stride)))
+            if cache.ratio > 1:
+                rows = max(8, 1 << (spec_tokens + 1).bit_length())
+                specs.append((i, KVSpec("ring", rows, rows * 2 * dim * 4, blocks=1, shape=("v4.1 ring",))))
     return specs

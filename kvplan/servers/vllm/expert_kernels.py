@@ -148,6 +148,9 @@ def named(spec: ModelSpec, scheme: Scheme | None, online: str | None) -> tuple[s
     return ASKED_AS.get(key, key), scheme.kind
 
 
+TILED: Final = (128, 256)  # width, hidden width: tiles of Marlin's and TRT-LLM's MXFP4 experts
+
+
 def units(request: Request, spec: ModelSpec) -> tuple[tuple[str, int, int], ...]:
     """(kind of a scheme, width, hidden width): the multiples to which a rank's experts are padded, if not 1.
 
@@ -164,6 +167,8 @@ def units(request: Request, spec: ModelSpec) -> tuple[tuple[str, int, int], ...]
         matches = (line.units for line in lines().get(key, ()) if line.runs(name, sm, kind_of(spec, args)))
         if is_read and (sizes := next(matches, None)) is not None:
             answers |= dict.fromkeys((scheme, "") if online else (scheme,), sizes)
+        if spec.is_later_v4 and scheme == "mxfp4":  # with inputs in 8 bits: no Triton's on 9.0
+            answers[scheme] = TILED
     return tuple((stored, *sizes) for stored, sizes in answers.items())
 
 

@@ -717,8 +717,19 @@ def qwen3_omni(processor: Processor) -> dict[str, Item]:
     return omni(processor, 16) if processor.release.has("omni_sounds") else {}
 
 
+def deepseek_v41(processor: Processor) -> dict[str, Item]:
+    """An image of DeepSeek-V4.1: most patches whose rows, with a token at the end of each, and two more fit.
+
+    Source: vLLM 0.33 models/deepseek_v41/common/mm_preprocess.py (get_image_size_with_most_features).
+    """
+    tokens, joined = processor.vision("max_image_tokens", 1024), processor.vision("downsample_ratio", 3)
+    cells = max(rows * ((tokens - 2) // rows - 1) for rows in range(1, (tokens - 2) // 2 + 1))
+    return {"image": Item(tokens, cells * joined**2)}
+
+
 READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {
     "blip-2": blip_2,
+    "deepseek_v41": deepseek_v41,
     "gemma3": gemma3,
     "gemma3n": gemma3n,
     "gemma4": gemma4,

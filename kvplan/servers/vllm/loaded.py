@@ -79,7 +79,7 @@ def is_claimed(spec: ModelSpec) -> bool:
     method = spec.quantization.method
     if method == "modelopt" and algorithm(spec.config.get(STATED) or {}) in UNCLAIMED:
         return False
-    by_type = {"gpt_oss": "mxfp4", "deepseek_v4": "fp8"}.get(spec.model_type)
+    by_type = {"gpt_oss": "mxfp4", "deepseek_v4": "fp8", "deepseek_v41_text": "fp8"}.get(spec.model_type)
     return method in ("modelopt", "auto-round", by_type)
 
 

@@ -153,7 +153,9 @@ def host_rows(plan: Plan) -> Iterator[HostRow]:
     if weights is not None:
         yield pinned_row(weights, SOURCE, COMPARED)
     shared = plan.request.colocated
-    if plan.request.args.enable_sleep_mode and (shared is None or shared.level != 2):
+    if plan.request.args.enable_sleep_mode and (
+        shared is None or (shared.level != 2 and "weights" not in shared.keeps)
+    ):
         how = "the weights while the server sleeps at level 1, each segment of torch's pinned in a power of two bytes; "
         yield HostRow("weights", _asleep(plan), "rank", f"{how}at level 2 they are dropped", SLEEP, "")
 

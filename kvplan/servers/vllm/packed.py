@@ -10,14 +10,15 @@ from kvplan.servers.plans.pool import KVSpec
 from kvplan.sizing.layout import cdiv
 
 Layers = list[tuple[int, KVSpec]]
+STATES = ("state", "ring")
 
 
 def packed_groups(layers: Layers) -> list[Layers]:
     """Bucket layers by kind, bound and block; split a bucket of one page size to about the size of the mixed ones.
 
     The size is at least the number of repeats of any page in a mixed bucket, minimizes rounding up over all buckets of
-    one page size, and is the larger in a tie. States and rings are split further if their group would be wider than
-    what a block holds anyway.
+    one page size, and is the larger in a tie. States and rings, and windows if no bucket is mixed evenly, are split
+    further if their group would be wider than what a block holds anyway.
     """
     buckets: dict[tuple[object, ...], Layers] = {}
     for index, spec in layers:
@@ -26,10 +27,11 @@ def packed_groups(layers: Layers) -> list[Layers]:
     repeats = [pattern_repeats(bucket) for bucket in buckets.values()]
     size = group_size([(n, not is_plain(b)) for n, b in zip(repeats, buckets.values(), strict=True) if n])
     counts = [cdiv(n, size) if size and n else 1 for n in repeats]
-    least = max(least_bytes(bucket, count) for bucket, count in zip(buckets.values(), counts, strict=True))
+    kinds = STATES if size else (*STATES, "sliding")
+    least = max(least_bytes(bucket, count, kinds) for bucket, count in zip(buckets.values(), counts, strict=True))
     cut: list[Layers] = []
     for bucket, count in zip(buckets.values(), counts, strict=True):
-        if is_state(bucket):
+        if bucket[0][1].kind in kinds:
             count = max(count, cdiv(len(bucket), max(1, least // bucket[0][1].page)))
         cut += cut_bucket(bucket, count)
     return cut
@@ -49,10 +51,6 @@ def is_plain(bucket: Layers) -> bool:
     return len({spec.page for _, spec in bucket}) == 1
 
 
-def is_state(bucket: Layers) -> bool:
-    return bucket[0][1].kind in ("state", "ring")
-
-
 def pattern_repeats(bucket: Layers) -> int:
     """Layers of each page size in a bucket, or 0 if the sizes have different counts."""
     counts = set(Counter(spec.page for _, spec in bucket).values())
@@ -68,9 +66,9 @@ def group_size(repeats: list[tuple[int, bool]]) -> int:
     return min(sizes, key=lambda d: (sum(cdiv(n, d) * d - n for n, _ in repeats) if d else 0, -d))
 
 
-def least_bytes(bucket: Layers, count: int) -> int:
+def least_bytes(bucket: Layers, count: int, states: tuple[str, ...]) -> int:
     """Fewest bytes of a block for a bucket split into `count` groups; for a bucket of states, those of one state."""
     pages = [spec.page for _, spec in bucket]
-    if is_state(bucket):
+    if bucket[0][1].kind in states:
         return pages[0]
     return sum(cdiv(pages.count(page), count) * page for page in set(pages))

@@ -347,9 +347,12 @@ def own_specs(spec: ModelSpec, how: Paging) -> Layers:
     """Spec of every cache of every layer."""
     if not spec.is_compressed_mla:
         return layer_specs(spec, how)
-    from kvplan.servers.vllm.deepseek_v4 import V4_BLOCK, v4_specs  # not needed for other models
+    from kvplan.servers.vllm import deepseek_v4  # not needed for other models
 
-    return v4_specs(spec, how.block_size or V4_BLOCK)
+    if not spec.is_later_v4:
+        return deepseek_v4.v4_specs(spec, how.block_size or deepseek_v4.V4_BLOCK)
+    block = how.block_size or deepseek_v4.later_block(how.sm)
+    return deepseek_v4.later_specs(spec, block, how.kv_dtype, how.sm, how.spec_tokens)
 
 
 def cut_groups(spec: ModelSpec, layers: Layers) -> list[Layers]:

@@ -178,6 +178,23 @@ def stored_kv_dtype(spec: ModelSpec) -> str | None:
     return stored.kv_dtype
 
 
+def later_kv_dtype(spec: ModelSpec, stated: str, sm: int) -> str:
+    """The KV dtype of DeepSeek-V4.1: packed latents, the compressed ones in 4 bits where the kernels read that.
+
+    Source: vLLM 0.33 models/deepseek_v41/attention.py (_resolve_dsv4_kv_cache_dtype).
+    """
+    check_kv_dtype(stated)
+    narrow = 100 <= sm < 110
+    if stated in ("auto", "fp8"):
+        return "nvfp4_ds_mla" if narrow else "fp8_ds_mla"
+    if stated == "fp8_ds_mla" or (stated == "nvfp4_ds_mla" and narrow):
+        return stated
+    problem = f"{spec.name} keeps packed latents" + (
+        ", these only on compute capability 10.x" if "nvfp4" in stated else ""
+    )
+    raise UsageError(f"--kv-cache-dtype {stated}", problem, "remove it")
+
+
 def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
     """KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
     has scales for an fp8 cache.
@@ -185,6 +202,8 @@ def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
     Sparse MLA: fp8 means the 656-byte layout, plain fp8 on compute capability 10.x and 11.x; GLM-5 there defaults to
     fp8 (vLLM 0.33's own results; 12.0 uses the 656 bytes: logs of GLM-5.1 on RTX PRO 6000).
     """
+    if spec.is_later_v4:
+        return later_kv_dtype(spec, stated, sm)
     if WindowLatent in spec.cache_kinds and stated in V4_KV_DTYPES:
         return "fp8_ds_mla"
     check_kv_dtype(stated)
@@ -232,11 +251,11 @@ def left_out(spec: ModelSpec, args: EngineArgs, release: Version) -> frozenset[s
     return tables | {name for name, count in mm_limits(args).items() if count == 0}
 
 
-TABLES: Final = ("qwen4_exp",)  # model types, or their beginnings, with tables of n-grams
+TABLES: Final = ("qwen4_exp", "deepseek_v41")  # model types, or their beginnings, with tables of n-grams
 
 
 def has_tables(spec: ModelSpec) -> bool:
-    return spec.model_type.startswith(TABLES)
+    return spec.model_type.startswith(TABLES) and any(weight.serves == ("tables",) for weight in spec.weights)
 
 
 def tables_on_host(spec: ModelSpec, args: EngineArgs) -> bool:

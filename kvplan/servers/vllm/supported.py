@@ -178,12 +178,33 @@ def block_size(request: Request, settings: Settings) -> Refusal | None:
     stated = request.args.block_size
     if stated is None or not request.spec.is_compressed_mla:
         return None
-    from kvplan.servers.vllm.deepseek_v4 import V4_BLOCK  # not needed for other models
+    from kvplan.servers.vllm.deepseek_v4 import V4_BLOCK, later_block  # not needed for other models
 
-    if stated % V4_BLOCK == 0:
+    step = later_block(request.gpu.sm) if request.spec.is_later_v4 else V4_BLOCK
+    if stated % step == 0:
         return None
-    text = f"--block-size {stated}: {request.spec.name} takes multiples of {V4_BLOCK}"
-    return unsupported(text, "block_size", (V4_BLOCK,))
+    text = f"--block-size {stated}: {request.spec.name} takes multiples of {step}"
+    return unsupported(text, "block_size", (step,))
+
+
+def shared_caches(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of stages that separate DeepSeek-V4.1's layers from the one whose compressed entries they read.
+
+    Source: vLLM 0.33 models/deepseek_v41/attention.py ("PP splits inside a v4.1 kv-sharing group").
+    """
+    spec, stages = request.spec, request.args.pipeline_parallel_size
+    if stages == 1 or not spec.is_later_v4:
+        return None
+    from kvplan.models.families.mtp import text_values
+    from kvplan.sizing.weights import stage_layers
+
+    values = text_values(spec)
+    sources, ratios = values["kv_source_layer_ids"], values["compress_ratios"]
+    for first in (layers.start for layers in stage_layers(spec.num_layers, stages)):
+        if ratios[first] and first not in sources:
+            text = f"--pipeline-parallel-size {stages} starts a stage of {spec.name} at layer {first}, which reads the"
+            return unsupported(f"{text} cache of an earlier one", "pipeline_parallel_size", (1,))
+    return None
 
 
 def prefill(request: Request, settings: Settings) -> Refusal | None:
@@ -273,6 +294,7 @@ def adapted_drafts(request: Request, settings: Settings) -> Refusal | None:
 
 
 REASONS: Final[tuple[Callable[[Request, Settings], Refusal | None], ...]] = (
-    capability, architecture, windows, dtype, kv_dtype, block_size, attention, weights, experts, prefill, state_blocks,
+    capability, architecture, windows, dtype, kv_dtype, block_size, shared_caches, attention, weights, experts, prefill,
+    state_blocks,
     ranks, draft_ranks, adapted_drafts,
 )  # fmt: skip

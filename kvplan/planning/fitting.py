@@ -1,0 +1,40 @@
+"""Which models of the catalog a machine holds, each as it is stored: `kvplan models --gpu NAME`."""
+
+from collections.abc import Iterable, Iterator
+
+from kvplan.asked.form import Form, counted_gpus_of
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.models import catalog
+from kvplan.planning.plan import Request, plan
+from kvplan.servers.plans.plan import Plan
+from kvplan.servers.words.arguments import EngineArgs
+
+LEAST_BITS = 4  # of a parameter, in any format of the catalog: what would not fit even so is not read
+CONTEXT = 8192
+
+
+def machine_of(text: str) -> tuple[int, GpuSpec]:
+    """(number, kind) of the GPUs."""
+    machines = counted_gpus_of(Form({"gpu": [text]}))
+    if len(machines) != 1:
+        raise UsageError("--gpu", f"names {len(machines)} kinds", "name one, such as rtx-4090 or 2xl40s")
+    count, gpu = machines[0]
+    return count or 1, gpu
+
+
+def fitting(names: Iterable[str], text: str, context: int) -> Iterator[tuple[str, Plan]]:
+    """Plans of the models that start and hold a request of `context` tokens, or of their own context if shorter."""
+    count, gpu = machine_of(text)
+    for name in names:
+        stated = catalog.facts(name).get("parameters")
+        if isinstance(stated, int) and stated * LEAST_BITS // 8 > count * gpu.total_memory:
+            continue
+        spec = catalog.load(name)
+        args = EngineArgs(max_model_len=min(context, spec.context_limit), tensor_parallel_size=count)
+        try:
+            answer = plan(Request(spec=spec, gpu=gpu, args=args))
+        except KvplanError:  # not sized, or not by so many GPUs
+            continue
+        if answer.fits and answer.refusal is None:
+            yield name, answer
