@@ -490,16 +490,8 @@ class Moe:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        facts = self.facts
-        logits = self.router(x.float() if facts.wide_router else x)
-        if facts.scoring == "sparsemixer":
-            expert_ids, expert_weights = sparse_mixer(logits, facts.jitter)
-        else:
-            expert_ids, expert_weights = self.kernels.route(
-                logits, self.correction, top_k=facts.top_k, scoring=facts.scoring, groups=facts.groups,
-                top_groups=facts.top_groups, renormalize=facts.renormalize, scale=facts.scale,
-            )  # fmt: skip
-        experts = self.experts
+        facts, experts = self.facts, self.experts
+        expert_ids, expert_weights = self._route(x)
         b2 = experts.b2 if self.tp.rank == 0 else None  # added once over the ranks
         y = self.kernels.moe_mlp(
             x, experts.w13, experts.w2, expert_ids, expert_weights, facts.activation, b13=experts.b13, b2=b2,
@@ -510,6 +502,18 @@ class Moe:
             return y
         shared = self.shared(x)
         return y + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
+
+    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each token's experts and their weights; the router's logits are gone before the experts run."""
+        facts = self.facts
+        logits = self.router(x.float() if facts.wide_router else x)
+        if facts.scoring == "sparsemixer":
+            return sparse_mixer(logits, facts.jitter)
+        routed: tuple[torch.Tensor, torch.Tensor] = self.kernels.route(
+            logits, self.correction, top_k=facts.top_k, scoring=facts.scoring, groups=facts.groups,
+            top_groups=facts.top_groups, renormalize=facts.renormalize, scale=facts.scale,
+        )  # fmt: skip
+        return routed
 
 
 def sparse_mixer(logits: torch.Tensor, jitter: float) -> tuple[torch.Tensor, torch.Tensor]:

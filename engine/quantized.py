@@ -395,7 +395,8 @@ def _packed_int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empt
         part = (piece.rows, _divided(piece.local_columns, PACK))
         source.fill(stored, f"{piece.name}.weight_packed", (piece.outputs, piece.inputs // PACK), part)
         values = unpacked(stored, IN_ORDER)
-        words_view.copy_(packed_words((values if order is None else values[:, order]).T, columns // num_groups))
+        values = (values if order is None else values[:, order]).T
+        words_view.copy_(packed_words(values, columns // num_groups))
     return Int4Matrix(words, scales, zeros, order)
 
 

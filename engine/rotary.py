@@ -42,7 +42,7 @@ def frequencies(rotary: Rotary, num_positions: int) -> torch.Tensor:
             return plain / torch.tensor(factors, dtype=torch.float32)
         case DynamicScaling(factor=factor, original_positions=original):
             grown = factor * max(num_positions, original) / original - (factor - 1)
-            base = rotary.theta * grown ** (rotary.dim / (rotary.dim - 2))
+            base = float(rotary.theta * grown ** (rotary.dim / (rotary.dim - 2)))
             return 1.0 / base ** (torch.arange(0, rotary.dim, 2, dtype=torch.float32) / rotary.dim)
 
 

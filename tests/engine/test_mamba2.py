@@ -46,7 +46,8 @@ def test_teacher_forced_logits_are_those_of_transformers(family: str, is_cached:
     """Of a checkpoint as it is published; prompts in chunks that end anywhere, beside the others' decodes."""
     folder = small_models.save_small_model(family, tmp_path / family)
     reference = small_models.load_reference(folder)
-    {"granite": publish_granite, "nemotron": publish}.get(family.partition("_")[0], lambda folder: None)(folder)
+    if family != "lfm2":
+        publish_granite(folder) if family.startswith("granite") else publish(folder)
     texts = random_tokens(*(n + 12 for n in PROMPT_LENS))
     engine = engine_for(folder, enable_prefix_caching=is_cached, max_num_batched_tokens=24)
     for logits, text, n in zip(teacher_forced(engine, texts, PROMPT_LENS), texts, PROMPT_LENS, strict=True):
