@@ -359,9 +359,9 @@ def stage_rows(evidence: Evidence) -> list[tuple[str, ...]]:
     for stage in STAGES:
         goals = "; ".join(goal.what for goal in GOALS if stage.name in goal.stages)
         gpus = [
-            f"on {printable(gpu, 60)}, {shown.ran[stage.name]}"
-            for gpu, shown in sorted(evidence.items())
-            if stage.name in shown.ran
+            f"on {printable(gpu, 60)}, {record.ran[stage.name]}"
+            for gpu, record in sorted(evidence.items())
+            if stage.name in record.ran
         ]
         never = f"{NOT_RUN}; {_tried(stage.name)}"
         rows.append((stage.name, stage.shows, goals or "none", "; ".join(gpus) or never))

@@ -162,7 +162,7 @@ def start_log(engine: Engine) -> list[str]:
     lines = [
         device_line(device, gpu, inputs.backend, inputs.batches_in_flight, memory.total, memory.non_torch),
         *([] if host is None else [host_line(host.free, host.ranks)]),
-        *([others_line(held)] if (held := held_by_others(engine.device)) else []),
+        *([others_line(size)] if (size := held_by_others(engine.device)) else []),
         *(fallback_line(name, why) for name, why in memory.fallbacks.items()),
         *(row_line(name, planned[name], size) for name, size in measured.items()),
         pool_line(memory.num_blocks, num_tokens(engine)),

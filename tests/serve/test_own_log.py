@@ -428,7 +428,7 @@ def test_two_ranks_of_torchrun_log_what_they_measured(run: Run, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("processes", "held"),
+    ("processes", "size"),
     [
         ([(os.getpid(), 7 << 30), (99, 2 << 30), (98, 1 << 30)], 3 << 30),
         ([(os.getpid(), 7 << 30)], 0),
@@ -436,10 +436,10 @@ def test_two_ranks_of_torchrun_log_what_they_measured(run: Run, tmp_path: Path) 
     ],
 )
 def test_what_other_processes_hold_is_read_from_the_driver(
-    install: Install, processes: list[tuple[int, int]], held: int
+    install: Install, processes: list[tuple[int, int]], size: int
 ) -> None:
     install(FakeGpu(used=12 << 30, compute=processes))
-    assert held_by_others(torch.device("cuda:0")) == held
+    assert held_by_others(torch.device("cuda:0")) == size
     assert held_by_others(torch.device("cpu")) == 0
 
 

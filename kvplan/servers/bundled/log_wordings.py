@@ -39,8 +39,8 @@ def host_line(free: int, ranks: int) -> str:
     return f"kvplan engine: host memory: {free:,} bytes free, ranks on it {ranks}"
 
 
-def others_line(held: int) -> str:
-    return f"kvplan engine: other processes hold {held:,} bytes of the device, which count as outside torch"
+def others_line(size: int) -> str:
+    return f"kvplan engine: other processes hold {size:,} bytes of the device, which count as outside torch"
 
 
 def fallback_line(name: str, why: str) -> str:
