@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _ROLLOUT = (
     r"actor_rollout_ref|openrlhf|--vllm[._]|skyrl|generator[.:]|vllm[-_]serve|\w\wConfig\s*\(|use_vllm|fast_inference|"
-    r"--rollout-num|--sglang-|generation[.:]"
+    r"--rollout-num|--\w+-mem-fraction|generation[.:]"
 )
 _UNIT = r"(?m)^[ \t]*(?:ExecStart=|(?:CMD|ENTRYPOINT)[ \t])"  # a Dockerfile, a unit of systemd
 _SETTINGS = r"(?mi)^[ \t]*(?:FROM|quantization|\{)|\sload\s"  # what may be no command: lines of settings, an object

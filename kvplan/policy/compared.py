@@ -20,6 +20,7 @@ from kvplan.planning.diff import Difference, Side, difference, document_sides, p
 from kvplan.planning.plan import Plan, plan
 from kvplan.policy import file as policy_file
 from kvplan.policy.targets import planned
+from kvplan.servers.base import SERVERS
 
 Kind = Literal["plan", "check", "policy", "model", "other"]
 WHAT = {
@@ -60,7 +61,8 @@ def operands(old: str | None, new: str | None, policy: str | None) -> tuple[Oper
     if before.revision is None:
         remedy = "name what to compare with, or a revision of OLD: main:kvplan.policy.yaml"
         if not Path(old).exists():
-            remedy += f"; servers of one model: `kvplan sweep {printable(old, 60)} --engine vllm,sglang`"
+            engines = ",".join([*SERVERS][:2])
+            remedy += f"; servers of one model: `kvplan sweep {printable(old, 60)} --engine {engines}`"
         raise UsageError("NEW", "missing", remedy)
     return before, replace(before, name=before.text, revision=None)
 

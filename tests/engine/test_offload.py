@@ -91,6 +91,12 @@ def loading_of(scheduler: Scheduler) -> Loading:
     return loading
 
 
+def pool_of(scheduler: Scheduler) -> ChunkPool:
+    connector = loading_of(scheduler).connector
+    assert isinstance(connector, OffloadConnector)
+    return connector.pool
+
+
 def request(name: str, prompt_len: int, first: int = 0, max_tokens: int = 1) -> Sequence:
     return Sequence(name, [first + i for i in range(prompt_len)], max_tokens)
 
@@ -103,7 +109,7 @@ def step(scheduler: Scheduler, *, copies: bool = True) -> Batch:
         transfers = batch.extra(Transfers)
         loading_of(scheduler).complete([*transfers.stores, *transfers.loads])
     scheduler.check_invariants()
-    loading_of(scheduler).connector.pool.check_invariants()
+    pool_of(scheduler).check_invariants()
     return batch
 
 
@@ -173,7 +179,7 @@ def test_what_a_failed_request_has_stored_is_dropped() -> None:
     scheduler.fail("a", "no numbers")
     loading_of(scheduler).complete(batch.extra(Transfers).stores)
     step(scheduler)
-    assert loading_of(scheduler).connector.pool.num_resident == 0
+    assert pool_of(scheduler).num_resident == 0
 
 
 def test_memory_of_the_old_kind_cannot_be_offloaded() -> None:
@@ -196,7 +202,7 @@ def test_of_states_the_last_whole_block_of_a_prompt_is_kept() -> None:
     """Of 22 tokens the first 20: five blocks of keys and values, and the state after block five."""
     scheduler = loading_scheduler(40, 40, groups=(FullGroup(4), MambaGroup(4)))
     run(scheduler, request("a", 22))
-    groups = [group for _, group in loading_of(scheduler).connector.pool.policy.chunks]
+    groups = [group for _, group in pool_of(scheduler).policy.chunks]
     assert (groups.count(0), groups.count(1)) == (5, 1)
 
 
@@ -217,7 +223,7 @@ def test_windows_keep_what_a_prompts_end_reads() -> None:
     """A window of 8 before token 40: blocks 8 and 9 of 4 tokens; full attention all ten."""
     scheduler = loading_scheduler(40, 40, groups=(FullGroup(4), WindowGroup(4, 8)))
     run(scheduler, request("a", 41))
-    groups = [group for _, group in loading_of(scheduler).connector.pool.policy.chunks]
+    groups = [group for _, group in pool_of(scheduler).policy.chunks]
     assert (groups.count(0), groups.count(1)) == (10, 2)
 
 

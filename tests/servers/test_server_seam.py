@@ -12,6 +12,7 @@ from kvplan.servers.base import parse_engine
 KVPLAN = Path(__file__).resolve().parents[2] / "kvplan"
 # Files that may say `sglang`, and how many of their lines do: only ever fewer.
 NAMED = {
+    "asked/rollout.py": 7,  # the flags and arrays of slime, which only it serves, and their source
     "asked/snippet.py": 1,  # its source
     "cli/run_options.py": 1,  # sglang.bench_serving, which writes results that reconcile reads
     "cli/simulate_options.py": 2,  # likewise, which calibrate reads; its command, which is read as a load

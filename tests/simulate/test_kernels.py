@@ -189,8 +189,9 @@ def test_ranks_that_share_experts_see_each_others_tokens() -> None:
     assert {(shape.tp, shape.ep) for _, shape in replicas.experts} == {(1, 8)}
     sharded = layers(planned("deepseek-v3", "h200", data_parallel_size=8))  # vLLM shards experts over the replicas
     assert {(shape.tp, shape.ep) for _, shape in sharded.experts} == {(8, 1)}
-    ranks = {"tensor_parallel_size": 8, "data_parallel_size": 8, "enable_dp_attention": True}
-    attention = layers(planned("deepseek-v3", "h200", "sglang", **ranks))
+    attention = layers(
+        planned("deepseek-v3", "h200", "sglang", tensor_parallel_size=8, data_parallel_size=8, enable_dp_attention=True)
+    )
     assert (attention.exchange, attention.sums) == (Exchange(8, 8, 61), 0)
     assert (set(whole.latents), set(attention.latents)) == ({128 // 8}, {128})
     assert {shape.tp for _, shape in attention.experts} == {8}

@@ -181,8 +181,8 @@ class Reader:
         )  # fmt: skip
 
     def _exchange(self) -> Exchange:
-        """vLLM's replicas exchange tokens before and after each layer of experts; where only attention is replicated
-        (SGLang) the tensor ranks do, and for each layer.
+        """Replicas exchange tokens before and after each layer of experts; where only attention is replicated, the
+        tensor ranks do, and for each layer.
         """
         if self.peers == 1:
             return Exchange()
