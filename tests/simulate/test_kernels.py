@@ -196,10 +196,8 @@ def test_ranks_that_share_experts_see_each_others_tokens() -> None:
     assert (set(whole.latents), set(attention.latents)) == ({128 // 8}, {128})
     assert {shape.tp for _, shape in attention.experts} == {8}
     assert Linear("fp8_block", 2 * 18432 // 8, 7168) in attention.gathered  # the MLP of the first three layers
-    alone_s, shared_s = (
-        alone(planned("deepseek-v3", "h200", **args))
-        for args in ({"tensor_parallel_size": 8}, {"data_parallel_size": 8})
-    )
+    alone_s = alone(planned("deepseek-v3", "h200", tensor_parallel_size=8))
+    shared_s = alone(planned("deepseek-v3", "h200", data_parallel_size=8))
     moe = "256 experts fp8_block 2,048 x 7,168"
     assert shared_s.parts(16)[moe] == pytest.approx(alone_s.parts(128)[moe])
 
