@@ -27,9 +27,9 @@ def test_a_warm_up_has_one_step_of_greedy_and_drawn_rows(
     steps: list[list[tuple[bool, bool]]] = []
     prepare = engine.runner.sampler.prepare
 
-    def noted(seqs: Any, params: Any, *more: Any) -> Any:
+    def noted(seqs: Any, params: Any, *more: Any, **options: Any) -> Any:
         steps.append([(row.temperature == 0, row.top_p < 1) for row in params])
-        return prepare(seqs, params, *more)
+        return prepare(seqs, params, *more, **options)
 
     monkeypatch.setattr(engine.runner.sampler, "prepare", noted)
     run_warm_up(engine, [BenchRequest([1] * 9, 3), BenchRequest([2] * 17, 3)])
