@@ -102,7 +102,6 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((*WORDS, "--api-key", ""), "--api-key"),
     ((*WORDS, "--device", "cpu"), "--device"),
     ((*WORDS, "--tokenizer", "no-such-directory"), "tokenizer"),
-    ((*WORDS, "--engine", "sglang@0.5"), "simulate"),
     ((*WORDS, "--pp", "2"), "--pp cannot be simulated; use --tp"),
     ((*WORDS, "--max-num-queued-reqs", "-1"), "--max-num-queued-reqs"),
     ((*WORDS, "--kv-offloading-size", "8"), "--kv-offloading-size"),

@@ -379,11 +379,6 @@ CASES = [
         ("--gpu h100-80g",),
     ),
     Case("trace convert sharegpt -o new.jsonl", "add one: --rate 2", ("--rate 2",)),
-    Case(
-        "serve smollm2-135m --engine sglang --simulate l40s",
-        "use --engine vllm, or `kvplan simulate`",
-        (f"simulate smollm2-135m --engine sglang --gpu h100-80g {LOAD}",),
-    ),
     Case("rightsize", "name two pages of a server, or its URL: http://localhost:8000/metrics", ()),
     # simulations
     Case(f"{SIMULATE} --router random", "add --replicas N", ("--replicas 2",)),
