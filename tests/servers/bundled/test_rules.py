@@ -116,5 +116,5 @@ def test_hybrid_models_are_grouped_by_hand_count() -> None:
 
 
 def test_a_layer_kind_the_engine_lacks_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match="does not run layers with RecurrentState"):
+    with pytest.raises(UnsupportedModelError, match="model_type 'mamba' is not one the engine can run"):
         predict(catalog.load("mamba-2.8b"), INPUTS)
