@@ -93,5 +93,5 @@ def test_nothing_is_left_behind(kind: str, seconds: float) -> None:
         assert server.metric("vllm:request_success_total") > 0
     leaks = (backend.scheduler.num_used_blocks, threading.active_count() - threads, open_files() - files)
     print(f"soak of {seconds:g} s on the {kind}: {dict(statuses)}; blocks, threads and files left: {leaks}")
-    assert leaks[:2] == (0, 0)
-    assert leaks[2] <= 0
+    assert leaks[0] == 0
+    assert max(leaks[1:]) <= 0  # threads of an earlier server may have ended meanwhile

@@ -445,7 +445,6 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
         (("llama-3.1-8b", "--gpu", "h100-80g,l40s", "--ctx", "16k", *CONV), "simulate: 2 plans requested"),
         (("llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k,16k", *CONV), "simulate: 2 plans requested"),
         ((*MODEL, *CONV, "--pp", "2"), "simulate: --pp cannot be simulated; use --tp"),
-        ((*MODEL, *CONV, "--data-parallel-size", "2"), "simulate: --data-parallel-size cannot be simulated"),
         (("llama-3.1-70b", "--gpu", "h100-80g", "--ctx", "16k", *CONV), "simulate: llama-3.1-70b on h100-80g does not"),
         (("llama-3.1-8b", "--gpu-memory", "40GiB", "--ctx", "16k", *CONV), "--gpu custom: its bandwidth"),
         (("deepseek-v4-flash", "--gpu", "b300", "--ctx", "16k", *CONV), "simulate: deepseek-v4-flash: pages of "),

@@ -46,6 +46,11 @@ def _table(weight: Weight) -> Weight:
     return replace(weight, split="outputs", pad_rows=VOCAB_PAD, place=Place.FIRST)
 
 
+def _narrow(weight: Weight) -> Weight:
+    """In the model's dtype, where vLLM has it in float32."""
+    return replace(weight, dtype=None)
+
+
 EIGHT: Final = 8  # inner widths are padded to multiples of this
 
 
@@ -77,6 +82,7 @@ TOWERS: Final[Mapping[str, Mapping[str, WeightChange]]] = {
     "mistral3": {"multi_modal_projector.": _whole},
     "mllama": {"vision_model.patch_embedding": _columns, "vision_tower.layers.attn.": _biased},
     "qwen2_5_vl": {"vision_tower.layers.mlp.up": _padded_outputs, "vision_tower.layers.mlp.down": _padded_inputs},
+    "voxtral": {"audio_tower.embed_positions": _narrow},
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), MERGER),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe"), POSITIONS),
 }  # fmt: skip
