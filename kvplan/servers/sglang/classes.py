@@ -24,6 +24,7 @@ class ModelClass:
     """What SGLang's class of an architecture does; 10.x and the like are compute capabilities."""
 
     absent: bool = False  # no release has it, nor does Transformers run it in its place
+    unmodeled: str = ""  # what its pool keeps, if kvplan does not size that
     stages: bool = True  # it passes hidden states on, so that pipeline stages start
     window_pool: bool = False  # for its sliding-window layers; else they keep all tokens (is_hybrid_swa_model)
     whole_windows: bool = False  # else they count less the current token: 127 of 128
@@ -127,6 +128,7 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
     **dict.fromkeys(("JetNemotronForCausalLM", "JetVLMForConditionalGeneration"), ModelClass(blackwell="triton")),
     "KimiK25ForConditionalGeneration": ModelClass(blackwell="trtllm_mla", chosen_alone=True,
         captured_with_images=True, reads_method=True),
+    "MiniCPM3ForCausalLM": ModelClass(unmodeled="the latents of its attention"),  # heads in vLLM
     "KimiK3ForConditionalGeneration": ModelClass(blackwell="trtllm_mla", chosen_alone=True, caches_states=True,
         captured_with_images=True),
     **dict.fromkeys((

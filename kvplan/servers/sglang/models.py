@@ -66,6 +66,8 @@ def check_class(spec: ModelSpec) -> None:
     """Reject a model whose pool in SGLang is not modeled."""
     if spec.is_pooled:
         raise UnsupportedModelError(spec.name, "SGLang's pool of pooled index keys is not modeled", "use vllm")
+    if (what := class_of(spec).unmodeled) != "":
+        raise UnsupportedModelError(spec.name, f"SGLang's pool of {what} is not modeled", "use vllm")
     if spec.model_type in ENCODER_DECODERS:
         raise UnsupportedModelError(spec.name, "SGLang's pool for an encoder's tokens is not modeled", "use vllm")
 
