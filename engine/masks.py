@@ -72,7 +72,10 @@ class Grammars:
         if self._tokenizer is None:
             raise UsageError("structured_outputs: needs a tokenizer.json next to the model; add it")
         if not self._eos_token_ids:
-            raise UsageError("structured_outputs: the model states no eos_token_id to end an output with; add it")
+            raise UsageError(
+                "structured_outputs: the model's config has no eos_token_id, without which no output ends; "
+                "add it to config.json"
+            )
         size = max(self.vocab_size, self._tokenizer.get_vocab_size())
         return LLTokenizer(self._tokenizer.to_str(), n_vocab=size, eos_token=sorted(self._eos_token_ids))
 

@@ -33,7 +33,7 @@ MOST_DEFAULTS: Final = 3  # of a variable inside a default
 TEMPLATE_CURE: Final = "give what `helm template` prints"
 _TOP_KEYS: Final = (
     r"^(?:apiVersion|kind|services|servingEngineSpec|modelArtifacts|applications|llm_configs)[ \t]*:"
-    r"|^image[ \t]*:[ \t]*$|^commands[ \t]*:[ \t]*$|^run[ \t]*:[ \t]*[|>]"
+    r"|^image[ \t]*:[ \t]*$|^commands[ \t]*:[ \t]*(?:\[.*)?$|^run[ \t]*:[ \t]*[|>]"
 )
 HERE: Final = re.compile(
     r"""(?ms)^([^\n#]*<<-?[ \t]*["']?(\w+)["']?[^\n]*)\n(.*?)^[ \t]*\2[ \t]*$"""
@@ -461,6 +461,8 @@ def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> l
     for key in (ray.ACCELERATOR, tasks.KEY):
         if (accelerator := ray.resources_of(pod.get(key), key)) is not None:
             gpu, label = accelerator.gpu, accelerator.gpu_label
+    if gpu is None and pod.get(tasks.KEY):
+        notes.append(f"{tasks.KEY}: {printable(str(pod[tasks.KEY]), 60)} names no one GPU that kvplan knows; add --gpu")
     num_gpus = gpus_of(body, budget.where)
     return [
         ServedContainer(

@@ -5,11 +5,12 @@ memory); docs.skypilot.co, "Task YAML" (resources.accelerators, envs, secrets, r
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 KEY: Final = "resources"  # of a pod, the name of its GPU
-NUM_GPUS: Final = "SKYPILOT_NUM_GPUS_PER_NODE"
+NUM_GPUS: Final = ("SKYPILOT_NUM_GPUS_PER_NODE", "DSTACK_GPUS_NUM")
 _COUNT: Final = re.compile(r"[0-9]{1,4}")
 _MEMORY: Final = re.compile(r"([0-9]{1,4})[Gg][Bb]")
 
@@ -28,23 +29,31 @@ def is_task(document: Mapping[str, Any]) -> bool:
 
 
 def container_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """(the container, the name of its GPU)."""
+    """(the container, the name of its GPU, or what is stated of GPUs where that is no single name)."""
     resources = document.get("resources")
     stated = resources if isinstance(resources, Mapping) else {}
-    gpus = accelerators(stated.get("gpu", stated.get("accelerators")))
+    words = stated.get("gpu", stated.get("accelerators"))
+    gpus = accelerators(words)
     lines = document.get("commands")
     script = "\n".join(map(str, lines)) if isinstance(lines, list) else str(document.get("run"))
-    variables = [] if isinstance(lines, list) or gpus.number is None else [f"{NUM_GPUS}={gpus.number}"]
+    variables = {} if gpus.number is None else {NUM_GPUS[isinstance(lines, list)]: str(gpus.number)}
     for key in ("env", "envs", "secrets"):
         pairs = document.get(key)
         if isinstance(pairs, Mapping):
-            variables += [f"{name}={value}" if value else str(name) for name, value in pairs.items()]
+            variables |= {str(name): str(value) for name, value in pairs.items() if value}
         elif isinstance(pairs, list):
-            variables += map(str, pairs)
-    body: dict[str, Any] = {"image": document.get("image"), "command": ["sh", "-c", script], "env": variables}
+            variables |= dict(str(pair).split("=", 1) for pair in pairs if "=" in str(pair))
+    used = set(re.findall(r"\$\{?(\w+)", script))  # the others are the server's
+    starts = [
+        f"{'' if name in used else 'export '}{name}={shlex.quote(value)}\n"
+        for name, value in variables.items()
+        if name in used or name not in NUM_GPUS
+    ]
+    body: dict[str, Any] = {"image": document.get("image"), "command": ["sh", "-c", "".join(starts) + script]}
     if gpus.number is not None:
         body["resources"] = {"limits": {"nvidia.com/gpu": str(gpus.number)}}
-    return body, gpus.name
+    stated_text = words if isinstance(words, str) else ", ".join(map(str, words or ()))
+    return body, gpus.name or stated_text or None
 
 
 def accelerators(value: Any) -> Accelerators:

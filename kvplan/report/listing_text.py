@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import Table
-from kvplan.core.units import GB, format_count, format_gib, format_size
+from kvplan.core.units import GB, format_count, format_gib, format_size, plural
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.hardware.names import read
 from kvplan.models import catalog
@@ -222,7 +222,7 @@ def cache_text(cache: LayerCache) -> str:
         case WindowLatent(width, rope, window):
             return f"latent of {width} + {rope}, window of {window:,} tokens"
         case CompressedLatent(width, rope, ratio, _):
-            return f"latent of {width} + {rope} for every {ratio} tokens"
+            return f"latent of {width} + {rope} for every {plural(ratio, 'token')}"
         case SparseIndexer(width, pool) if pool > 1:
             return f"index keys of {width} for every {pool} tokens"
         case SparseIndexer(width) | KeyIndex(width):

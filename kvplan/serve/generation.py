@@ -86,7 +86,7 @@ def encode(tokenizer: Any, text: str, *, special: bool, param: str = "prompt") -
 
 def prompts_of(value: Any, tokens: Encode, param: str = "prompt") -> list[list[int]]:
     """Return one or several prompts, given as texts or token ids, as lists of token ids."""
-    problem = ApiError(f"{param} must be a text, a list of token ids, or a list of these", param=param)
+    problem = ApiError(f"{param} must be a string, a list of token ids, or a list of either", param=param)
     if isinstance(value, str):
         return [tokens(value)]
     if not isinstance(value, list) or not value:

@@ -244,7 +244,7 @@ class Intake:
         calls = forced_calls(values["tools"], values["tool_choice"], is_parallel=values["parallel_tool_calls"])
         is_free = calls is None and values["tools"] and values["tool_choice"] != "none"
         if is_free and not self._served.door.is_simulated:
-            problem = "auto needs a parser of the model's own calls, which the engine has not"
+            problem = "auto needs a parser of the model's own calls, which the engine does not have"
             raise ApiError(f"tool_choice: {problem}; name a tool, or use required or none", param="tool_choice")
         prompt = truncated(self._chat_prompt(values, self._most_chars), values, self._context)
         max_tokens = values["max_completion_tokens"]

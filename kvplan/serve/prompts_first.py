@@ -36,6 +36,8 @@ class ServedPromptsFirst(PromptsFirst):
 
     def schedule(self) -> Batch:
         batch = super().schedule()
+        for seq in batch.num_tokens:
+            seq.status = "running" if seq.status == "waiting" else seq.status
         lost = [live.seq for live in self._by_id.values() if live.seq.is_finished]  # too large for the whole pool
         batch.failed += [seq for seq in lost if seq not in batch.failed]
         for seq in lost:

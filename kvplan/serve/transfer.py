@@ -196,9 +196,12 @@ class Transfer(Handover):
         if not params.get("do_remote_prefill"):
             return
         lacking = [name for name in NEEDED if not params.get(name)]
-        if lacking or self.config.link is None:
-            why = f"do_remote_prefill needs {lacking[0]}" if lacking else "this server has no --link to pull prompts by"
+        if lacking:
+            why = f"do_remote_prefill needs {lacking[0]}"
             raise InvalidInputError("kv_transfer_params", why, "send those of the prefill server's response")
+        if self.config.link is None:
+            why = "this server has no link to pull prompts over"
+            raise InvalidInputError("kv_transfer_params", why, "start it with --link, e.g. 50GB/s")
         if type(params["remote_port"]) is not int or not 0 < params["remote_port"] <= MOST_PORT:
             raise InvalidInputError("kv_transfer_params", "remote_port is not a port", "send the prefill server's")
 
@@ -293,7 +296,8 @@ class Transfer(Handover):
             if self.config.recomputes:
                 self.give_up(number)
             else:
-                self.fail(move.pull.seq.request_id, f"the KV of the prompt cannot be had ({type(error).__name__})")
+                why = f"the KV cache of the prompt could not be pulled ({type(error).__name__})"
+                self.fail(move.pull.seq.request_id, why)
                 self.complete([number])
             return
         num_bytes = rank_bytes * self.num_ranks

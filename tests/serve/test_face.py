@@ -269,6 +269,15 @@ def test_usage_counts_what_requests_hold_and_not_what_the_tree_keeps(server: Ser
     assert server.metric("sglang:kv_available_tokens") + evictable == capacity
 
 
+def test_a_request_that_runs_at_once_has_not_queued(server: Serving) -> None:
+    """One after the other on an idle server: a wait is a scheduler's step at most, not the answer's time."""
+    for number in range(3):
+        server.ask("POST", "/generate", {"input_ids": [number, 1, 2], "sampling_params": {"max_new_tokens": 24}})
+    queued, whole = (server.metric(f"sglang:{name}_seconds_sum") for name in ("queue_time", "e2e_request_latency"))
+    assert 0 <= queued <= whole / 10
+    assert whole > 0
+
+
 def test_openais_client_reads_it(server: Serving) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")

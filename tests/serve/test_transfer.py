@@ -201,7 +201,7 @@ def test_a_prompt_that_cannot_be_had_fails_or_is_computed(recomputes: bool) -> N
             assert consumer.post(TEXT, **body)["usage"]["completion_tokens"] == 3
         else:
             status, error = consumer.refusal(TEXT, body)
-            assert (status, "cannot be had" in error["message"]) == (500, True)
+            assert (status, "could not be pulled" in error["message"]) == (500, True)
         assert consumer.metric("vllm:nixl_num_failed_transfers_total") == 1
         consumer.backend.scheduler.check_invariants()
         assert consumer.metric("vllm:kv_cache_usage_perc") == 0

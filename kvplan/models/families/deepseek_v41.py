@@ -23,6 +23,7 @@ from kvplan.models.families.deepseek_v4 import FLOAT32, attention, feed_forward,
 from kvplan.models.families.qwen4_exp import is_prime
 from kvplan.models.spec import CompressedLatent, LayerCache, Part, Place, Rope, Weight, WindowLatent
 
+SHARED_KEYS = ("index_topk", "candidate_topk_blocks")  # whose products layers share in buffers
 RATIOS = (0, 1, 2)  # tokens per entry of the compressed cache that a layer reads; 0: the layer has only its window
 
 
@@ -44,6 +45,8 @@ def compress_ratios(config: Config, num_layers: int, sources: list[int]) -> list
             raise config.fail("compress_ratios", f"{ratio} is not a ratio kvplan can size here (it knows 0, 1, 2)")
         if ratio and index < min(sources, default=num_layers):
             raise config.fail("kv_source_layer_ids", f"layer {index} has no compressed cache to read")
+        if index in sources and not ratio:
+            raise config.fail("kv_source_layer_ids", f"layer {index} compresses nothing (compress_ratios)")
     return list(ratios[:num_layers])
 
 
@@ -101,6 +104,8 @@ def read(config: Config, model_type: str) -> SpecDraft:
         layer_ids(config, key, num_layers)
         for key in ("kv_source_layer_ids", "index_source_layer_ids", "engram_layer_ids")
     )
+    for key in SHARED_KEYS:  # their values are read where buffers are sized
+        config.maybe_count(key)
     every, context = base(config, hidden, vocab), rope.context_of(config)
     window = WindowLatent(dim, rotary, config.count("sliding_window"), narrow=True)
     layers: list[tuple[tuple[Weight, ...], tuple[LayerCache, ...]]] = []

@@ -723,6 +723,8 @@ def deepseek_v41(processor: Processor) -> dict[str, Item]:
     Source: vLLM 0.33 models/deepseek_v41/common/mm_preprocess.py (get_image_size_with_most_features).
     """
     tokens, joined = processor.vision("max_image_tokens", 1024), processor.vision("downsample_ratio", 3)
+    if tokens < 4:  # no row of an image has room
+        return {}
     cells = max(rows * ((tokens - 2) // rows - 1) for rows in range(1, (tokens - 2) // 2 + 1))
     return {"image": Item(tokens, cells * joined**2)}
 

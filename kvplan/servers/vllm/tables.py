@@ -77,7 +77,7 @@ def width_of(request: Request, stage: int) -> int:
         heads = (int(text["engram_max_ngram_size"]) - 1) * int(text["engram_n_heads"])
         own = cdiv(heads, request.args.tensor_parallel_size * request.args.data_parallel_size)
         staged = len(tables(request, stage)) // 2 * own * request.args.data_parallel_size * int(text["engram_head_dim"])
-        return staged * 2 + 4 * sum(int(text.get(key, 0)) for key in ("index_topk", "candidate_topk_blocks"))
+        return staged * 2 + 4 * sum(int(text.get(key) or 0) for key in ("index_topk", "candidate_topk_blocks"))
     heads = (int(text.get("ngram_size", 3)) - 1) * int(text.get("heads_per_ngram", 8))
     return len(on_host(request, stage)) * (heads * 8 + int(text.get("ple_embed_dim") or request.spec.hidden_size) * 2)
 
