@@ -96,10 +96,13 @@ def fitting_models(names: Sequence[str], gpu: str, ctx: str | None, largest: int
     context = CONTEXT if ctx is None else parse_tokens(ctx, "--ctx")
     count, machine = machine_of(gpu)
     what = machine.name if count == 1 else f"{count} x {machine.name}"
-    rows = [fitting_row(name, plan) for name, plan in fitting(names, gpu, context)]
+    plans = dict(fitting(names, gpu, context))
+    shares = {plan.request.args.gpu_memory_utilization for plan in plans.values()} - {None}
+    rows = [fitting_row(name, plan) for name, plan in plans.items()]
     rows = [row for row in rows if largest is None or row["parameters"] <= largest]
     rows.sort(key=parameters_of, reverse=True)
-    how = f"at {context:,} tokens or their own shorter context, as they are stored (vLLM)"
+    used = "".join(f", --gpu-memory-utilization {share}" for share in shares)
+    how = f"at {context:,} tokens or their own shorter context, as they are stored (vLLM{used})"
     headline = f"{len(rows)} of {len(names)} models fit on {what} {how}"
     if rows:
         headline += f"; the largest is {rows[0]['name']} ({tables.format_params(rows[0]['parameters'])} parameters)"
@@ -108,7 +111,8 @@ def fitting_models(names: Sequence[str], gpu: str, ctx: str | None, largest: int
         for row in rows
     ]
     table = Table.of(("model", "stored as", "parameters", "stored GB", "requests at once"), cells, left=2)
-    more = f"More of one: kvplan estimate {rows[0]['name'] if rows else 'MODEL'} --gpu {gpu} --ctx {context}"
+    more = f"For one of them: kvplan estimate {rows[0]['name'] if rows else 'MODEL'} --gpu {gpu} --ctx {context}"
+    more += "".join(f" --gpu-memory-utilization {share}" for share in shares)
     document: FittingDocument = {
         "schema": "kvplan/fitting@1", "gpu": what, "context": context, "of": len(names), "fitting": rows,
     }  # fmt: skip

@@ -664,6 +664,14 @@ def test_the_models_that_fit_a_gpu_are_those_whose_estimate_starts(run: Run) -> 
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_models_of_a_machine_that_shares_its_memory_start_with_a_smaller_share(run: Run) -> None:
+    """NVIDIA's DGX Spark pages serve gpt-oss-120b on one; vLLM's usual 0.9 of its memory is not free."""
+    ran = run("models", "--gpu", "gb10", "--family", "gpt-oss")
+    assert "gpt-oss-120b" in ran.out
+    command = ran.out.splitlines()[-1].partition("kvplan ")[2]
+    assert run(*command.split(), "--exit-code").code == 0
+
+
 def test_the_answer_of_what_fits_is_its_first_line(run: Run) -> None:
     out = run("models", "--gpu", "2xl40s", "--family", "gpt-oss").out
     assert out.startswith("2 of 2 models fit on 2 x l40s at 8,192 tokens")
