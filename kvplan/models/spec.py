@@ -782,7 +782,12 @@ class ModelSpec:
     @property
     def weights(self) -> tuple[Weight, ...]:
         """Every weight, once for each place it is used."""
-        return self.other_weights + tuple(weight for layer in self.layer_weights for weight in layer)
+        return _every_weight(self)
+
+
+@lru_cache(maxsize=256)
+def _every_weight(spec: ModelSpec) -> tuple[Weight, ...]:
+    return spec.other_weights + tuple(weight for layer in spec.layer_weights for weight in layer)
 
 
 @lru_cache(maxsize=1024)

@@ -725,8 +725,7 @@ def deepseek_v41(processor: Processor) -> dict[str, Item]:
     tokens, joined = processor.vision("max_image_tokens", 1024), processor.vision("downsample_ratio", 3)
     if tokens < 4:  # no row of an image has room
         return {}
-    cells = max(rows * ((tokens - 2) // rows - 1) for rows in range(1, (tokens - 2) // 2 + 1))
-    return {"image": Item(tokens, cells * joined**2)}
+    return {"image": Item(tokens, (tokens - 3) * joined**2)}  # in one row
 
 
 READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {

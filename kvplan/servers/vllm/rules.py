@@ -254,6 +254,7 @@ def left_out(spec: ModelSpec, args: EngineArgs, release: Version) -> frozenset[s
 TABLES: Final = ("qwen4_exp", "deepseek_v41")  # model types, or their beginnings, with tables of n-grams
 
 
+@lru_cache(maxsize=1024)
 def has_tables(spec: ModelSpec) -> bool:
     return spec.model_type.startswith(TABLES) and any(weight.serves == ("tables",) for weight in spec.weights)
 
