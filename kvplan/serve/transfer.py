@@ -47,7 +47,7 @@ class TransferConfig:
 
     link        None: it pulls nothing
     lease_s     time for which blocks are kept, without a heartbeat
-    recomputes  a prompt that cannot be had is computed here; if not, its request fails
+    recomputes  a prompt that cannot be pulled is computed here; if not, its request fails
     """
 
     engine_id: str
@@ -68,7 +68,7 @@ def transfer_config(plan: Plan, link: Link | None, number: int, *, is_rank: bool
     if args.kv_transfer_config is None:
         if link is not None:
             example = """add --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'"""
-            raise UsageError("--link", "is the link of servers that hand prompts over", example)
+            raise UsageError("--link", "is for servers that transfer KV caches to each other", example)
         return None
     stated: dict[str, Any] = json.loads(args.kv_transfer_config)
     name, extra = stated["kv_connector"], stated.get("kv_connector_extra_config") or {}
@@ -80,8 +80,8 @@ def transfer_config(plan: Plan, link: Link | None, number: int, *, is_rank: bool
     if type(lease) is not int or lease < 1:
         raise UsageError(FLAG, f"kv_lease_duration is wrong ({printable(str(lease), 40)})", "write seconds, e.g. 30")
     if link is None and stated["kv_role"] != "kv_producer":
-        problem = "how fast a prompt's KV comes depends on the network, and nobody stated it"
-        raise UsageError(FLAG, problem, "add --link 50GB/s with its speed")
+        problem = "the time of a transfer depends on the network, whose speed is not stated"
+        raise UsageError(FLAG, problem, "add --link with its speed, e.g. 50GB/s")
     port = parse_count(os.environ.get(PORT, "5600"), PORT, MOST_PORT) + number
     engine_id = str(stated.get("engine_id") or uuid.uuid4())
     return TransferConfig(
