@@ -4,13 +4,12 @@ The text is split like a shell line and never run. A flag whose effect on memory
 """
 
 import re
-import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.core.errors import KvplanError, NoServerError, UsageError
-from kvplan.core.files import exists, printable
+from kvplan.core.files import exists, printable, read_text
 from kvplan.servers.base import ALIASES, SERVERS, is_named, programs, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words import environment, shell
@@ -189,9 +188,11 @@ def _parse_line(text: str, options: Collection[str] = ()) -> ServeCommand:
 
 def _parse_file(path: Path, options: Collection[str]) -> ServeCommand:
     """Parse what stands in a file that is named in place of a command."""
-    text = read_text(path, MAX_CONFIG_BYTES)
+    text = read_text(path, MAX_COMMAND_CHARS)
     if len(text.split()) < 2:
-        raise NoServerError("--from-command", f"{printable(str(path), 60)} contains no server command", f"use {programs()}")
+        raise NoServerError(
+            "--from-command", f"{printable(str(path), 60)} contains no server command", f"use {programs()}"
+        )
     command = parse(text, options)
     command.notes.append(Note(f"--from-command: what stands in {printable(str(path), 100)}"))
     return command

@@ -61,6 +61,6 @@ def buffers(spec: ModelSpec, args: EngineArgs) -> int:
 def notes(spec: ModelSpec, args: EngineArgs) -> Iterator[str]:
     if exchanges(args):
         yield (
-            f"DeepEP's buffers take {format_gib(buffers(spec, args))} on each GPU after the pool, out of what is kept "
-            "back; experts are spread over all ranks, and each holds the shared ones whole"
+            f"DeepEP's buffers take {format_gib(buffers(spec, args))} on each GPU after the pool, out of what is "
+            "reserved; experts are spread over all ranks, and each holds the shared ones whole"
         )
