@@ -197,8 +197,12 @@ def engine_of(log: ServerLog) -> str | None:
 
 
 def model_of(log: ServerLog) -> tuple[str | None, str | None]:
-    """Return (catalog name of the logged model, a note); the log's own paths are never opened."""
-    named = logs_of(log.engine).model(log)
+    """Return (catalog name of the logged model, a note)."""
+    return catalog_name(logs_of(log.engine).model(log), log.called, log.model)
+
+
+def catalog_name(named: str | None, called: str, own: str | None = None) -> tuple[str | None, str | None]:
+    """Return (catalog name of a model by its name or path in a log, a note); paths are never opened."""
     if named is None:
         return None, None
     if catalog.find(named) is not None:
@@ -209,8 +213,7 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
         known = None
     if known is None:
         return None, None
-    own = printable(log.model or named, 100)
-    return known, f"the {log.called}'s model {own} is {taken_as(known).removeprefix('it is ')}"
+    return known, f"the {called}'s model {printable(own or named, 100)} is {taken_as(known).removeprefix('it is ')}"
 
 
 def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
