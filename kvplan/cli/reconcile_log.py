@@ -211,12 +211,13 @@ LEFT = (0, len(HEADERS) - 1)  # text columns
 
 
 def answer(result: LogReconciliation) -> CommandAnswer:
-    return CommandAnswer(
-        lambda _: screen(result),
-        lambda: document(result),
-        lambda: rows_table(result),
-        lambda: page(result),
-        lambda: side_by_side("Predicted from the inputs, and logged", figures(result)),
+    return CommandAnswer.of(
+        result,
+        screen,
+        document,
+        rows_table,
+        page,
+        lambda _: side_by_side("Predicted from the inputs, and logged", figures(result)),
         [result.engine],
     )
 

@@ -146,14 +146,8 @@ STEP_TITLES = ("one change at a time", *(NAMES[path] for path in STEP_FIGURES))
 
 def shapes(result: Difference) -> CommandAnswer:
     """The answer for each format."""
-    return CommandAnswer(
-        lambda _: diff_lines(result),
-        lambda: diff_document(result),
-        lambda: diff_table(result),
-        lambda: diff_page(result),
-        lambda: memory_bars(result),
-        [side.server for pair in result.comparisons for side in (pair.old, pair.new) if side.server],
-    )
+    servers = [side.server for pair in result.comparisons for side in (pair.old, pair.new) if side.server]
+    return CommandAnswer.of(result, diff_lines, diff_document, diff_table, diff_page, memory_bars, servers)
 
 
 def diff_lines(result: Difference) -> list[Part]:

@@ -79,13 +79,8 @@ def _headline(answer: Offers) -> str:
 
 
 def shapes(doc: typed.OffersDocument) -> CommandAnswer:
-    return CommandAnswer(
-        lambda _: lines(doc),
-        lambda: doc,
-        lambda: rows(doc),
-        lambda: page(doc),
-        servers=[offer["engine"] for offer in doc["offers"]],
-    )
+    servers = [offer["engine"] for offer in doc["offers"]]
+    return CommandAnswer.of(doc, lines, lambda _: doc, rows, page, servers=servers)
 
 
 def _table(doc: typed.OffersDocument) -> Table:

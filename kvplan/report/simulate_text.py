@@ -337,14 +337,8 @@ def lines(answer: SimulationAnswer) -> list[Part]:
 
 
 def shapes(answer: SimulationAnswer, figures: Callable[[], Sequence[Figure]] = tuple) -> formats.CommandAnswer:
-    return formats.CommandAnswer(
-        lambda _: lines(answer),
-        lambda: document(answer),
-        lambda: metrics_table(answer),
-        lambda: page(answer),
-        figures,
-        [answer.plan.request.release.label],
-    )
+    servers = [answer.plan.request.release.label]
+    return formats.CommandAnswer.of(answer, lines, document, metrics_table, page, lambda _: figures(), servers)
 
 
 def page(answer: SimulationAnswer) -> list[Block]:
