@@ -20,6 +20,7 @@ from kvplan.cli.serve_options import ServeOptions
 from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
+from kvplan.core.git import release
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_ratio, parse_tokens
 from kvplan.models import catalog
 from kvplan.servers.base import abilities_of, face_of, server_of, terms_of
@@ -559,12 +560,7 @@ def port_of(text: str) -> int:
 
 def release_number() -> str:
     """This release of kvplan; "0" if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("kvplan")
-    except PackageNotFoundError:
-        return "0"
+    return release() or "0"
 
 
 def say_log(lines: list[str]) -> None:
