@@ -531,11 +531,7 @@ TOTAL_FORMULAS = {
     "nominal": "the published size, less what logged GPUs of its kind keep back",
     "given": "as set",
 }
-TOTAL_KINDS: Final[dict[TotalKind, Kind]] = {
-    "logged": "measured",
-    "nominal": "calibrated",
-    "given": "exact",
-}
+TOTAL_KINDS: Final[dict[TotalKind, Kind]] = {"logged": "measured", "nominal": "calibrated", "given": "exact"}
 
 COMPARED = ", equal to the server's own code in every case compared"
 ESTIMATED_POOL = ", over what the calibrated rows leave of the budget"

@@ -231,12 +231,7 @@ def checkup() -> Checkup:
         disks=(disk("temporary files", tempfile.gettempdir()), disk("current folder", ".")),
         facts=facts,
         settings=tuple(setting(name) for name in SETTINGS),
-        advice=(
-            *missing_packages(packages),
-            *misfits(packages),
-            *broken_files(facts),
-            *gpu_advice(torch, driver),
-        ),
+        advice=(*missing_packages(packages), *misfits(packages), *broken_files(facts), *gpu_advice(torch, driver)),
     )
 
 

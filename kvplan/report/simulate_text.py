@@ -66,14 +66,8 @@ def load_rows(answer: SimulationAnswer) -> list[VariantRow]:
     return [
         row("running, mean / max", lambda run: f"{run.running_mean:,.1f} / {run.running_peak:,}"),
         row("waiting, mean / max", lambda run: f"{run.waiting_mean:,.1f} / {run.waiting_peak:,}"),
-        row(
-            "KV cache in use, mean / max",
-            lambda run: f"{percent(run.kv_usage_mean)} / {percent(run.kv_usage_peak)}",
-        ),
-        row(
-            "KV fragmentation (empty slots)",
-            lambda run: "-" if run.empty_slots is None else percent(run.empty_slots),
-        ),
+        row("KV cache in use, mean / max", lambda run: f"{percent(run.kv_usage_mean)} / {percent(run.kv_usage_peak)}"),
+        row("KV fragmentation (empty slots)", lambda run: "-" if run.empty_slots is None else percent(run.empty_slots)),
         row("prefix cache hits", lambda run: percent(run.hit_rate)),
         *tiers,
         row("preemptions", lambda run: f"{run.preemptions:,} ({percent(run.preempted / max(1, run.finished))})"),
@@ -343,12 +337,7 @@ def shapes(answer: SimulationAnswer, figures: Callable[[], Sequence[Figure]] = t
 
 def page(answer: SimulationAnswer) -> list[Block]:
     below = "\n".join(f"{name}: {markdown_text(text)}  " for name, text in facts(answer))
-    return [
-        bold(verdict_line(answer)),
-        title(answer),
-        figures_table(answer),
-        Markdown(below),
-    ]
+    return [bold(verdict_line(answer)), title(answer), figures_table(answer), Markdown(below)]
 
 
 def metrics_table(answer: SimulationAnswer) -> Table:

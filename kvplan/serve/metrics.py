@@ -277,9 +277,7 @@ class ServerMetrics:
         )
         self._between = make("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", TOKEN_S)
         self._per_token = make(
-            "request_time_per_output_token_seconds",
-            "Histogram of time_per_output_token_seconds per request.",
-            TOKEN_S,
+            "request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", TOKEN_S
         )
         self._whole = make("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", REQUEST_S)
         phases = {

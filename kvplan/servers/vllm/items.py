@@ -399,10 +399,7 @@ def glm5_next(processor: Processor) -> dict[str, Item]:
         most = count_of(processor.kwargs, "max_pixels", 1) // unit
     image, film = most or GLM5_IMAGE, most or GLM5_VIDEO
     pairs = GLM5_FRAMES // 2
-    return {
-        "image": Item(image, 4 * image),
-        "video": Item(film + pairs * (2 + GLM5_TIME) + 2, 4 * film),
-    }
+    return {"image": Item(image, 4 * image), "video": Item(film + pairs * (2 + GLM5_TIME) + 2, 4 * film)}
 
 
 # --- tiles, sounds and queries ----------------------------------------------------------------------------------------
