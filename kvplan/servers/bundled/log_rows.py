@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import printable
@@ -41,7 +41,7 @@ class Start:
     counts   sizes in bytes and other numbers, by name and rank; facts: what else it says, as text
     """
 
-    called: str
+    called: Literal["log", "page"]
     flags: Mapping[str, str]
     counts: Mapping[str, Mapping[str, int]]
     facts: Mapping[str, str]
