@@ -21,15 +21,7 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
 from kvplan.planning.gate import FIXED_POOL, is_of_memory, passed
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import (
-    SERVERS,
-    abilities_of,
-    failures_of_servers,
-    flag_of,
-    kind_of_cause,
-    server_of,
-    terms_of,
-)
+from kvplan.servers.base import SERVERS, abilities_of, failures_of_servers, flag_of, kind_of_cause, server_of, terms_of
 from kvplan.servers.logs.failures import Figures, Size
 from kvplan.servers.plans.plan import BUDGET_ROWS, Estimate
 from kvplan.servers.plans.pool import blocks_in, largest_context
