@@ -22,7 +22,7 @@ from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.kernels.line import Line
 from kvplan.simulate.records import Records
-from kvplan.simulate.steptime import StepTime
+from kvplan.simulate.steptime import StepTime, line_seconds
 from kvplan.simulate.timeline import Timeline
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest
@@ -313,8 +313,7 @@ class Unshared:
 
     def _decode_seconds(self) -> float:
         """Return the time of a step in which all decoding requests compute the last of their tokens."""
-        count, read = self._decoding, (self._read,)
-        return self.step_time.seconds(StepWork(count, count, count, read, read))
+        return line_seconds(self._line(PLAIN, self._decoding, self._read), self._read)
 
     def _schedule(self) -> ScheduledStep:
         number, size, pool, reading = self._number, self._size, self._pool, self._reading
@@ -662,7 +661,8 @@ class Unshared:
                 sums = running_sum, waiting_sum, used_sum, stored_sum, used_sum * size
                 bucket.put(seconds_sum, sums, (num_running, num_waiting, used, stored, used * size), tokens)
                 self.counts.output_tokens += tokens
-        self._pool.take(used - used_before)
+        if used > used_before:
+            self._pool.take(used - used_before)
         self._number, self.clock, self._read, self._stored = number, clock, read, stored
         self.counts.steps += number - first
         self.counts.jumped += number - first
