@@ -23,7 +23,7 @@ from kvplan.models.spec import (
     ModelSpec,
     RecurrentState,
     SlidingWindow,
-    shared,
+    interned,
     unique,
 )
 
@@ -380,7 +380,7 @@ def read_config(
     dense, by_class = reading.get("assume_dense", False), reading.get("by_class", False)
     reader, model_type = reader_for(outer, inner, assume_dense=dense, by_class=by_class)
     draft = reader(inner, model_type)
-    draft.layer_weights = list(shared(draft.layer_weights))  # each kind is sized once (kvplan.sizing.weights.equals)
+    draft.layer_weights = list(interned(draft.layer_weights))  # each kind is sized once (kvplan.sizing.weights.equals)
     check_size(draft, where)
     check_shared(outer, inner, draft)
     if not is_head(values):  # whose layers are read together with its target

@@ -792,7 +792,7 @@ def unique(values: Iterable[T]) -> list[T]:
     return list({id(value): value for value in values}.values())
 
 
-def shared(values: Sequence[T]) -> tuple[T, ...]:
+def interned(values: Sequence[T]) -> tuple[T, ...]:
     """The values, equal ones as one object; each object is hashed once."""
     kinds: dict[T, T] = {}
     known = {id(value): kinds.setdefault(value, value) for value in unique(values)}

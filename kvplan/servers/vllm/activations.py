@@ -23,7 +23,7 @@ from kvplan.models.spec import (
     SlidingWindow,
     SparseIndexer,
     Weight,
-    shared,
+    interned,
 )
 from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
@@ -304,7 +304,7 @@ class Layer:
 @lru_cache(maxsize=1024)
 def layers_of(spec: ModelSpec, tp: int) -> tuple[Layer, ...]:
     """The distinct layers of a model, in the order of their first occurrence."""
-    pairs = list(zip(shared(spec.layer_weights), shared(spec.layers), strict=True))
+    pairs = list(zip(interned(spec.layer_weights), interned(spec.layers), strict=True))
     experts = [index for index, (weights, _) in enumerate(pairs) if any(weight.experts for weight in weights)]
     last = {(id(weights), id(caches)): index for index, (weights, caches) in enumerate(pairs)}
     first = {place: pairs[index] for place, index in last.items()}
