@@ -154,7 +154,7 @@ ALWAYS = (  # the class has a tower in any case
 TOWER_KEYS = (
     "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
     "img_processor", "audio_processor", "embd_layer", "encoder_config", "acoustic_tokenizer_encoder_config",
-    "vlm_config", "visual_tokenizer_config", "audio_encoder_config",
+    "vlm_config", "visual_tokenizer_config", "audio_encoder_config", "audio_encoder_conf",
 )  # fmt: skip
 NESTED = ("thinker_config", "model_config")
 

@@ -14,6 +14,7 @@ from kvplan.models.families.tower_blocks import (
     layer_norm,
     linear,
     linears,
+    row,
     text_hidden,
     whole_projector,
     with_defaults,
@@ -59,6 +60,24 @@ def glm_asr(outer: Config) -> list[Weight]:
 def qwen3_asr(outer: Config) -> list[Weight]:
     """Qwen3-ASR: Qwen3-Omni's ears alone."""
     return ears(with_defaults(thinker(outer).sub("audio_config"), output_dim=3584))
+
+
+def moss_audio(outer: Config) -> list[Weight]:
+    """MOSS-Audio: Qwen3-Omni's layers, and a gated projection for the last layer and for each chosen one."""
+    config, text = outer.sub("audio_config"), text_hidden(outer)
+    hidden, out = config.count("d_model", default=1280), config.count("output_dim", default=1280)
+    inner, taps = outer.count("adapter_hidden_size", default=8192), config.ints("deepstack_encoder_layer_indexes") or []
+    adapter = (
+        linear("audio_adapter.gate_up_proj", out, (Part(inner), Part(inner)), "outputs"),
+        row("audio_adapter.down_proj", inner, text, bias=False),
+    )
+    tower = [weight for weight in ears(config) if not weight.name.endswith("k_proj.bias")]
+    return [
+        *(replace(w, bias=True) if w.name.endswith("conv_out") else w for w in tower[:-3]),  # less norm and projector
+        layer_norm(f"{AUDIO_TOWER}.layer_norm", hidden),
+        linear(f"{AUDIO_TOWER}.out_proj", hidden, out),
+        *adapter * (1 + outer.count("deepstack_num_inject_layers", default=len(taps), low=0)),
+    ]
 
 
 def midashenglm(outer: Config) -> list[Weight]:
