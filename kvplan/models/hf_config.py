@@ -96,7 +96,8 @@ CLASSES: dict[str, str] = {
     "MiniCPMO": "qwen2", "Phi4ForCausalLMV": "phi3",
     "MoonshotKimiaForCausalLM": "qwen2",
     "BailingMoeV3ForCausalLM": "bailing_hybrid",
-    "Rnj1ForCausalLM": "rnj1", "Molmo2ForConditionalGeneration": "molmo2",
+    "DeepseekV2ForCausalLM": "deepseek_v2", "Rnj1ForCausalLM": "rnj1",
+    "Molmo2ForConditionalGeneration": "molmo2",
     "TeleChat2ForCausalLM": "telechat", "TeleChat3ForCausalLM": "llama", "TeleFLMForCausalLM": "llama",
 }  # fmt: skip
 # Types that are another under a name of their own.

@@ -21,7 +21,7 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
     ("towers_asr", AUDIO): "fireredasr2:firered funasr",
     ("towers_audio", AUDIO): "qwen2_audio voxtral",
     ("towers_audio", IMAGES_AND_VIDEOS): "qwen2_5_omni qwen3_omni_moe",
-    ("towers_deepseek", IMAGES): "deepseek_v41 deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
+    ("towers_deepseek", IMAGES): "deepseek_v4 deepseek_v41 deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
     ("towers_gemma", IMAGES): "gemma3n gemma4_unified",
     ("towers_gemma", IMAGES_AND_VIDEOS): "gemma4",
     ("towers_kanana", IMAGES): "kanana-1.5-v:kanana",
@@ -52,7 +52,7 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
         "bee minicpm_ocr:minicpmv4_6 minicpmv4_6 minicpmv4_7:minicpmv4_6 ovis2_5 ovis2_6:ovis2_5 ovis2_6_moe:ovis2_5 "
         "rvl:bee",
     ("towers_sound", AUDIO):
-        "audioflamingo3:audio_flamingo glmasr:glm_asr kimi_audio midashenglm moss_audio "
+        "audioflamingo3:audio_flamingo funaudiochat glmasr:glm_asr kimi_audio midashenglm moss_audio "
         "moss_transcribe_diarize:moss_transcribe qwen3_asr",
     ("towers_speech", AUDIO): "granite_speech granite_speech_plus:granite_speech ultravox",
     ("towers_speech", IMAGES_AND_VIDEOS): "minicpmo",

@@ -80,6 +80,28 @@ def moss_audio(outer: Config) -> list[Weight]:
     ]
 
 
+def funaudiochat(outer: Config) -> list[Weight]:
+    """Fun-Audio-Chat: Whisper's layers with whole MLPs, and a table of sounds as words with two layers of its own."""
+    config = outer.sub("audio_config")
+    hidden, out = config.count("d_model", default=1280), config.count("output_dim", default=3584)
+    inner, bins = config.count("encoder_ffn_dim", default=5120), config.count("num_mel_bins", default=128)
+    qkv, attended, *_ = block(config, hidden, config.count("encoder_attention_heads", default=20), inner)
+    layer = (
+        qkv, attended,
+        *linears(f"{AUDIO_TOWER}.layers", (hidden, inner), (inner, hidden), bias=True),
+        *(layer_norm(f"{AUDIO_TOWER}.layers.norm", hidden),) * 2,
+    )  # fmt: skip
+    return [
+        *linears(f"{AUDIO_TOWER}.conv", (bins * KERNEL, hidden), (hidden * KERNEL, hidden), bias=True),
+        *layer * depth_of(config, "encoder_layers", default=32),
+        layer_norm(f"{AUDIO_TOWER}.ln_post", hidden),
+        linear(f"{AUDIO_TOWER}.proj", hidden, out, bias=True),
+        linear(f"{AUDIO_TOWER}.audio_bos_eos_token", out, 2),
+        linear("audio_tower.embed_tokens", out, config.count("codebook_size")),
+        *linears("audio_tower.output_matching", (out, out), (out, out)),
+    ]
+
+
 def midashenglm(outer: Config) -> list[Weight]:
     """MiDashengLM: a ViT over patches of a spectrum, neighboring frames joined, two layers."""
     config, text = outer.sub("audio_encoder_config"), text_hidden(outer)
