@@ -17,12 +17,14 @@ from kvplan.planning.plan import Plan
 from kvplan.planning.sweep import portable_requests
 from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
+from kvplan.simulate.drafts import LENGTH_FLAG, Acceptance, Drafts, drafts_of
 from kvplan.simulate.fleet import Autoscale, Fleet, Kind, ReplicaFailure, Role
 from kvplan.simulate.fleet_result import fleet_result
 from kvplan.simulate.handover import Link
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.load import Load
 from kvplan.simulate.outcome import FleetAnswer, SimulationAnswer, Variant
+from kvplan.simulate.question import refuse_beside_drafts
 from kvplan.simulate.routers import router
 from kvplan.simulate.setup import Setup, token_bytes
 from kvplan.simulate.steptime import step_time
@@ -145,7 +147,10 @@ def kinds_of(
             plans[label] = plan_of(some)
         plan = plans[label]
         [request] = portable_requests([plan.request])
-        setup = Setup(replace(plan, request=request), step_time(plan, shares, options.calibration))
+        setup = Setup(
+            replace(plan, request=request), step_time(plan, shares, options.calibration),
+            drafts=drafts_stated(options, plan, shares),
+        )  # fmt: skip
         token = token_bytes(plan) if role != "server" else 0
         return Kind(plan.request.gpu.name, setup.run, role, token, num_gpus(plan) // num_ranks(plan))
 
@@ -172,6 +177,21 @@ def kinds_of(
     if len(kinds) > MOST:
         raise UsageError("--pool", f"{len(kinds):,} servers in all", f"name {MOST:,} at most")
     return tuple(kinds), tuple(plans.values())
+
+
+def drafts_stated(options: SimulateOptions, plan: Plan, shares: Shares) -> Drafts | None:
+    """The drafts of a fleet's servers, whose acceptance must be stated."""
+    stated = Acceptance(options.synthetic_acceptance_length, options.synthetic_acceptance_rates)
+    drafts = drafts_of(plan, shares, stated)
+    if not drafts:
+        return None
+    apart, calibrated = options.disaggregate is not None, options.calibration is not None
+    refuse_beside_drafts({"--disaggregate": apart, "--calibration": calibrated})
+    if len(drafts) > 1:
+        raise UsageError(
+            "simulate", "several servers are simulated with a stated acceptance only", f"add {LENGTH_FLAG} 2.5"
+        )
+    return drafts[0]
 
 
 def num_ranks(plan: Plan) -> int:
