@@ -484,9 +484,10 @@ class PromptsFirst:
 
     def _hold_drafts(self, step: BatchStep) -> None:
         """Schedule the last token of every request and its drafts."""
-        if needed := self.blocks.needs(step.members):
-            spare = self.limits.page_size * len(step.members) if self.limits.page_size > 1 else 0
-            self.blocks.make(needed + spare)
+        page_size, paged = self.limits.page_size, self.blocks.paged
+        new = [max(0, paged(live.stored + self.limits.reserve) - max(live.held, live.stored)) for live in step.members]
+        if any(new):  # one page more for each
+            self.blocks.make(sum(new) + (page_size * len(new) if page_size > 1 else 0))
         drafts = (0,) * (self.limits.verified - 1)
         step.batch.extras[DraftStep] = DraftStep(
             {live.seq: drafts for live in step.members}, num_next=self.limits.num_drafts
