@@ -17,7 +17,7 @@ from kvplan.planning.plan import Plan
 from kvplan.planning.sweep import portable_requests
 from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
-from kvplan.simulate.drafts import LENGTH_FLAG, Acceptance, Drafts, drafts_of
+from kvplan.simulate.drafts import Acceptance, Drafts, stated_drafts
 from kvplan.simulate.fleet import Autoscale, Fleet, Kind, ReplicaFailure, Role
 from kvplan.simulate.fleet_result import fleet_result
 from kvplan.simulate.handover import Link
@@ -182,16 +182,12 @@ def kinds_of(
 def drafts_stated(options: SimulateOptions, plan: Plan, shares: Shares) -> Drafts | None:
     """The drafts of a fleet's servers, whose acceptance must be stated."""
     stated = Acceptance(options.synthetic_acceptance_length, options.synthetic_acceptance_rates)
-    drafts = drafts_of(plan, shares, stated)
-    if not drafts:
+    drafts = stated_drafts(plan, shares, stated)
+    if drafts is None:
         return None
     apart, calibrated = options.disaggregate is not None, options.calibration is not None
     refuse_beside_drafts({"--disaggregate": apart, "--calibration": calibrated})
-    if len(drafts) > 1:
-        raise UsageError(
-            "simulate", "several servers are simulated with a stated acceptance only", f"add {LENGTH_FLAG} 2.5"
-        )
-    return drafts[0]
+    return drafts
 
 
 def num_ranks(plan: Plan) -> int:

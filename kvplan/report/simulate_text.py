@@ -235,7 +235,8 @@ def bounds_line(answer: SimulationAnswer) -> str:
         low, high = (getattr(run.times[metric], share) for run in (best, worst))
         return span(answer.ranges.time(metric, low)[0], answer.ranges.time(metric, high)[1])
 
-    low, high = rate_range(answer, worst, worst.output_tokens_per_s)[0], rate_range(answer, best, best.output_tokens_per_s)[1]
+    low, _ = rate_range(answer, worst, worst.output_tokens_per_s)
+    _, high = rate_range(answer, best, best.output_tokens_per_s)
     tokens = f"{low:,.0f}" if f"{low:,.0f}" == f"{high:,.0f}" else f"{low:,.0f}-{high:,.0f}"
     return (
         f"With {answer.how}: TTFT p50 {between('ttft', 'p50')}, p99 {between('ttft', 'p99')}, "

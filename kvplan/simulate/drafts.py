@@ -34,6 +34,7 @@ CONFIG: Final = "--speculative-config"
 METHOD: Final = "rejection_sample_method"
 RATES: Final = "synthetic_acceptance_rates"
 LENGTH: Final = "synthetic_acceptance_length"
+CURE: Final = f"add '\"{METHOD}\": \"synthetic\", \"{LENGTH}\": 2.5' to {CONFIG}, with what your server's is"
 LENGTH_FLAG, RATES_FLAG = "--synthetic-acceptance-length", "--synthetic-acceptance-rates"
 
 
@@ -75,16 +76,16 @@ class Drafts:
 
     passes       None: drafting takes no computation
     num_modules  multi-token prediction modules of the served model
-    rules        what they change of the schedule; None: as the method's
+    rules        what they change of the schedule
     name         of the acceptance
     """
 
     method: str
     num_drafts: int
     rates: tuple[float, ...]
+    rules: DraftRules
     passes: Passes | None = None
     num_modules: int = 1
-    rules: DraftRules | None = None
     name: str = ""
 
     def num_accepted(self, source: Random, num_drafts: int) -> int:
@@ -125,12 +126,20 @@ def drafts_of(plan: Plan, shares: Shares, stated: Acceptance = NOTHING_STATED) -
         num_by_batch_size=by_batch_size(ranges, count, plan.settings.max_num_seqs) if ranges else (),
         hashes_look_ahead=not keys.get("disable_lookahead_block_hashes", False),
     )  # fmt: skip
-    drafts = Drafts(method, count, (1.0,) * count, passes_of(plan, shares, modules), modules, rules)
+    drafts = Drafts(method, count, (1.0,) * count, rules, passes_of(plan, shares, modules), modules)
     if rates is not None:
         name = f"{1 + sum(rates):.3g} tokens a step of a sequence, as stated"
         return (replace(drafts, rates=rates, name=name),)
     worst = replace(drafts, rates=(0.0,) * count, name="none accepted")
     return replace(drafts, name=f"all {count} accepted"), worst
+
+
+def stated_drafts(plan: Plan, shares: Shares, stated: Acceptance = NOTHING_STATED) -> Drafts | None:
+    """The drafts of a plan where one run has to do: UsageError if their acceptance is not stated."""
+    drafts = drafts_of(plan, shares, stated)
+    if len(drafts) > 1:
+        raise UsageError("speculative decoding", "nobody stated how many draft tokens are accepted", CURE)
+    return drafts[0] if drafts else None
 
 
 def num_modules(plan: Plan) -> int:

@@ -102,7 +102,6 @@ class Setup:
         )
 
     def _drafting(self, drafts: Drafts, arrivals: Arrivals, run_len: int | None) -> Simulation:
-        assert drafts.rules is not None
         return SpeculativeRun(
             config=replace(scheduler_config(self.plan, "paged"), drafts=drafts.rules),
             num_blocks=self.plan.capacity.num_blocks,
