@@ -34,7 +34,7 @@ CONFIG: Final = "--speculative-config"
 METHOD: Final = "rejection_sample_method"
 RATES: Final = "synthetic_acceptance_rates"
 LENGTH: Final = "synthetic_acceptance_length"
-CURE: Final = f"add '\"{METHOD}\": \"synthetic\", \"{LENGTH}\": 2.5' to {CONFIG}, with what your server's is"
+CURE: Final = f'add \'"{METHOD}": "synthetic", "{LENGTH}": 2.5\' to {CONFIG}, with what your server\'s is'
 LENGTH_FLAG, RATES_FLAG = "--synthetic-acceptance-length", "--synthetic-acceptance-rates"
 
 
@@ -114,7 +114,9 @@ def drafts_of(plan: Plan, shares: Shares, stated: Acceptance = NOTHING_STATED) -
     if plan.request.draft is None and not count:
         for flag, value in zip((LENGTH_FLAG, RATES_FLAG), stated, strict=True):
             if value is not None:
-                raise UsageError(f"{flag} {printable(value, 40)}", "nothing drafts tokens", f"add {CONFIG}, or remove it")
+                raise UsageError(
+                    f"{flag} {printable(value, 40)}", "nothing drafts tokens", f"add {CONFIG}, or remove it"
+                )
         return ()
     method = args.speculative_method or "draft_model"
     keys: Mapping[str, Any] = {} if plan.request.repeated is None else plan.request.repeated.speculative
@@ -175,7 +177,11 @@ def acceptance(keys: Mapping[str, Any], stated: Acceptance, count: int) -> tuple
     rates, length = keys.get(RATES), keys.get(LENGTH)
     if (rates is None) == (length is None):
         raise UsageError(CONFIG, f"synthetic needs either {RATES} or {LENGTH}", "give one")
-    return of_length(length, count, f"{CONFIG}: {LENGTH}") if rates is None else checked(rates, count, f"{CONFIG}: {RATES}")
+    return (
+        of_length(length, count, f"{CONFIG}: {LENGTH}")
+        if rates is None
+        else checked(rates, count, f"{CONFIG}: {RATES}")
+    )
 
 
 def typed_rates(stated: Acceptance, count: int) -> tuple[float, ...]:

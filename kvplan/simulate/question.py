@@ -48,6 +48,11 @@ class Onlooker:
     def end(self) -> None:
         """The run is over."""
 
+    def is_over(self, finished: int) -> bool:
+        """Show the progress; whether the run is to end now."""
+        self.show(finished)
+        return self.is_asked
+
 
 def planned(
     form: Form, words: LoadWords, tiers: Sequence[str], say: Callable[[Inputs], None], *, ranks: bool = True
@@ -81,9 +86,16 @@ def answered(
     say_how_steady(promises, load.source.num_requests - load.skipped, onlooker.tell)
     uncertainty = ranges.calibrated() if is_calibrated else ranges.modeled(the_plan)
     variants: list[Variant] = []
-    for name, setup in setups.items():
-        if not onlooker.is_asked:
-            variants.append(variant(name, setup, load, promises, uncertainty, onlooker))
+    if the_plan.request.args.data_parallel_size > 1:
+        from kvplan.simulate.ranked import ranks_of  # only with ranks
+
+        onlooker.begin(load)
+        variants.append(ranks_of(the_plan, setups, load, promises, uncertainty, onlooker.is_over))
+        onlooker.end()
+    else:
+        for name, setup in setups.items():
+            if not onlooker.is_asked:
+                variants.append(variant(name, setup, load, promises, uncertainty, onlooker))
     if uncertainty.unseen:
         onlooker.tell("note", unseen_note(uncertainty.unseen))
     if not onlooker.is_asked:
@@ -201,8 +213,7 @@ def run(simulation: Started, load: Load, onlooker: Onlooker, stop: Callable[[Run
     onlooker.begin(load)
 
     def stop_early(simulation: Run) -> bool:
-        onlooker.show(len(simulation.records))
-        return onlooker.is_asked or (stop is not None and stop(simulation))
+        return onlooker.is_over(len(simulation.records)) or (stop is not None and stop(simulation))
 
     simulation.stop = stop_early
     try:

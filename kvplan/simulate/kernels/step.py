@@ -69,7 +69,9 @@ class Curve:
 class Attention:
     """Kernels of all layers that read as far back: seconds of decoding and of prompts."""
 
-    def __init__(self, decode: Callable[[float, float, float], float], prefill: Callable[[float, float], float]) -> None:
+    def __init__(
+        self, decode: Callable[[float, float, float], float], prefill: Callable[[float, float], float]
+    ) -> None:
         """decode: of so many sequences of such a context that compute so many tokens each."""
         self.decode, self.prefill = decode, prefill
         self._lines: dict[object, tuple[Line, ...]] = {}
