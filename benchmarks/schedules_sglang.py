@@ -9,7 +9,8 @@ UnifiedRadixCache are SGLang's; tokens are made up in place of a model, and part
 adapters) are `Nothing`.
 
 tests/facts/sglang_schedules.jsonl: the rows without `page_size` and `verified` are kept and their steps compared; those
-of `PAGED` and `DRAFTED` are the same requests with larger pages, and with drafts looked up in the text (NGRAM). tests/simulate/test_prompts_first.py says what a step is.
+of `PAGED` and `DRAFTED` are the same requests with larger pages, and with drafts looked up in the text (NGRAM).
+tests/simulate/test_prompts_first.py says what a step is.
 """
 
 import argparse
@@ -36,8 +37,9 @@ PAGED = (
 # Of a row, plain or paged: tokens verified in a step, drafts accepted in turn (request i begins at its i-th), steps.
 DRAFTED = (
     ("roomy", 4, (0, 3, 1, 2), 110), ("tight", 3, (2, 1, 0), 120), ("retract", 5, (1, 4, 0, 2), 120),
-    ("no_overlap_retract", 4, (3, 0, 1), 120), ("shared_tight", 4, (1, 3), 100), ("no_radix_retract", 2, (1, 0, 1), 120),
-    ("steady", 4, (3, 3, 2), 60), ("tight_16", 4, (2, 0, 3), 110), ("retract_16", 4, (0, 2, 1, 3), 120),
+    ("no_overlap_retract", 4, (3, 0, 1), 120), ("shared_tight", 4, (1, 3), 100),
+    ("no_radix_retract", 2, (1, 0, 1), 120), ("steady", 4, (3, 3, 2), 60), ("tight_16", 4, (2, 0, 3), 110),
+    ("retract_16", 4, (0, 2, 1, 3), 120),
     ("no_overlap_16", 6, (5, 1, 0), 100), ("retract_hard_8", 3, (2, 0, 1), 120),
 )  # fmt: skip
 

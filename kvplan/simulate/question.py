@@ -86,9 +86,10 @@ def answered(
     say_how_steady(promises, load.source.num_requests - load.skipped, onlooker.tell)
     uncertainty = ranges.calibrated() if is_calibrated else ranges.modeled(the_plan)
     variants: list[Variant] = []
-    if the_plan.request.args.data_parallel_size > 1:
+    if (ranks := the_plan.request.args.data_parallel_size) > 1:
         from kvplan.simulate.ranked import ranks_of  # only with ranks
 
+        onlooker.tell("note", f"{ranks} data-parallel ranks are simulated as servers behind a router")
         onlooker.begin(load)
         variants.append(ranks_of(the_plan, setups, load, promises, uncertainty, onlooker.is_over))
         onlooker.end()

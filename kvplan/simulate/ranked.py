@@ -1,6 +1,8 @@
 """Data-parallel ranks of one server as a fleet: each has a scheduler and a pool of its own."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.planning.plan import Plan
@@ -14,7 +16,7 @@ from kvplan.simulate.ranges import Ranges
 from kvplan.simulate.routers import router
 from kvplan.simulate.setup import Setup
 
-ROUTER = "least-loaded"
+ROUTER: Final = "least-loaded"
 
 
 def ranks_of(
@@ -43,4 +45,7 @@ def ranks_of(
         raise UsageError("simulate", "no request is served by the ranks", "raise --ctx or --num-requests")
     outcomes = slo.outcomes(promises, fleet, load.skipped, uncertainty)
     good = slo.good_requests(promises, fleet, load.skipped) if promises else None
-    return Variant("ranks", fleet.replicas[0].run, figures.total, outcomes, None, good)
+    total = figures.total  # counts of requests at once are of each rank, as their highest are
+    each = replace(total, running_mean=total.running_mean / count, waiting_mean=total.waiting_mean / count)
+    name = f"{count} ranks (running, waiting: of each)"
+    return Variant(name, fleet.replicas[0].run, each, outcomes, None, good)

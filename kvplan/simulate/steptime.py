@@ -58,7 +58,7 @@ class Attention:
 
 
 def attention_kinds(plan: Plan, draft: ModelSpec | None = None) -> tuple[Attention, ...]:
-    """Return a rank's attention layers by reach, in model order, without recurrent states; draft: those of its draft."""
+    """Return attention layers of a rank, or of its draft, by reach, in model order, without recurrent states."""
     spec, tp = draft or plan.request.spec, plan.request.args.tensor_parallel_size
     dtype = plan.settings.kv_dtype
     kinds: dict[int | None, int] = {}

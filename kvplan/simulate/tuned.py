@@ -19,10 +19,10 @@ from kvplan.servers.base import abilities_of, titles
 from kvplan.simulate import slo
 from kvplan.simulate.load import ONE_LOAD, Load, LoadWords, Tell, check_lengths, load_of
 from kvplan.simulate.question import parse_tier, say_how_steady
+from kvplan.simulate.settings import gpus_per_rank, space
 from kvplan.simulate.setup import check_tiers, refuse_reordering
 from kvplan.simulate.steady import Demand, How
 from kvplan.simulate.tiers import TierSpec
-from kvplan.simulate.settings import gpus_per_rank, space
 from kvplan.simulate.tuning import TURNS, Tried, Tuned, refuse_unless_some, tune
 
 NUM_REQUESTS: Final = "2000"

@@ -201,7 +201,10 @@ REFUSED = [
     ("[1]", "is not a JSON object"),
     ('{"method": "dflash", "num_speculative_tokens": 3}', "needs a draft"),
 ]
-SYNTHETIC = '{"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": %s}'
+SYNTHETIC = (
+    '{"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic", '
+    '"synthetic_acceptance_rates": %s}'
+)
 REFUSED += [(SYNTHETIC % rates, "synthetic_acceptance_rates") for rates in ("[0.5]", "[0.5, 0.6]", "[2, 1]", "3")]
 
 
