@@ -32,7 +32,7 @@ from kvplan.simulate.steptime import step_time
 MOST: Final = 4096  # servers
 WORTH_PROCESSES: Final = 20_000  # requests: takes seconds in one process; other processes start in less
 OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale", "jobs", "ray")
-OF_ONE: Final = ("baseline", "tier", "figure", "film", "trace_events")
+OF_ONE: Final = ("baseline", "tier", "adapters", "figure", "film", "trace_events")
 RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m where they differ"
 
 

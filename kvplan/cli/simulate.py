@@ -64,6 +64,7 @@ def simulate(options: SimulateOptions) -> int:
         setups = setups_of(
             the_plan, tier=options.tier or (), tier_chunk=options.tier_chunk, efficiency=options.efficiency,
             calibration=options.calibration, baseline=options.baseline, acceptance=acceptance_of(options),
+            adapters=options.adapters,
         )  # fmt: skip
         promises = () if options.slo is None else slo.parse_slo(options.slo)
         with interruptible(quiet=options.quiet) as interruption:

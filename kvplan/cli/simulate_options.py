@@ -105,6 +105,11 @@ class SimulateOptions(LoadOptions):
         "--synthetic-acceptance-rates A,B,...",
         "Instead of the length: for each draft token the share of steps that accept it and all before it.",
     )
+    adapters: Text = option(
+        "--adapters N[@SHARE]",
+        "LoRA adapters that requests name, each as often, e.g. 8, or 8@0.5 if half of the requests name one; needs "
+        "--enable-lora. Their kernels count at their least time.",
+    )
     # several servers
     replicas: Text = option("--replicas N", "Simulate a fleet of this many servers behind a router.")
     pool: Texts = option("--pool GPU=N", "Servers on another GPU in addition to --replicas, e.g. l40s=4; repeatable.")

@@ -97,6 +97,14 @@ class Drafts:
             before = rate
         return min(num_drafts, len(self.rates))
 
+    @property
+    def text(self) -> str:
+        how = f"{plural(self.num_drafts, 'draft token')} ({self.method})"
+        if self.passes is None:
+            return f"{how} at no time of the GPU"
+        times = "a pass" if self.num_drafts == 1 else f"{self.num_drafts} passes"
+        return f"{how} in {times} of the drafter: {self.passes.step_time.text}"
+
     def seconds(self, batch: Batch) -> float:
         """Seconds that the drafter adds to a step that has just been scheduled."""
         step = batch.extra(DraftStep)
@@ -219,34 +227,36 @@ def is_share(value: object, low: int, high: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedWork(StepWork):
-    """A step's work, and the seconds of the drafter's passes after it."""
+class TimedWork(StepWork):
+    """A step's work, and seconds of what else is done in it: a drafter's passes, adapters."""
 
-    drafting: float = 0.0
+    more: float = 0.0
+
+    @classmethod
+    def of(cls, work: StepWork, more: float) -> "TimedWork":
+        return cls(
+            work.num_tokens, work.num_samples, work.num_seqs, work.read, work.pairs, work.num_prompts,
+            work.prompt_tokens, work.prompt_pairs, more,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedTime:
-    """Another step time, with the drafter's passes."""
+class MoreTime:
+    """Another step time, with what else is done in a step; does: that, as text."""
 
     base: StepTime
-    drafts: Drafts
+    does: str
 
     @property
     def text(self) -> str:
-        passes, drafts = self.drafts.passes, self.drafts
-        how = f"{plural(drafts.num_drafts, 'draft token')} ({drafts.method})"
-        if passes is None:
-            return f"{self.base.text}; {how} at no time of the GPU"
-        times = "a pass" if drafts.num_drafts == 1 else f"{drafts.num_drafts} passes"
-        return f"{self.base.text}; {how} in {times} of the drafter: {passes.step_time.text}"
+        return f"{self.base.text}; {self.does}"
 
     @property
     def host(self) -> Host | None:
         return self.base.host
 
     def seconds(self, work: StepWork) -> float:
-        return self.base.seconds(work) + (work.drafting if isinstance(work, DraftedWork) else 0.0)
+        return self.base.seconds(work) + (work.more if isinstance(work, TimedWork) else 0.0)
 
     def line(self, count: int, read: int) -> Line | None:
         return None
@@ -261,17 +271,13 @@ class DraftingRun(Protocol):
     reaches: tuple[Reach, ...]
 
 
-def drafted_work(run: DraftingRun, batch: Batch) -> DraftedWork:
+def drafted_work(run: DraftingRun, batch: Batch) -> TimedWork:
     """The work of a batch that has just been scheduled."""
     assert run.drafts is not None
     for seq, n in batch.num_tokens.items():
         start = seq.num_computed_tokens - n
         run.counts.prompt_tokens += max(0, min(n, seq.num_prompt_tokens - start))
-    work = batch_work(batch, run.reaches)
-    return DraftedWork(
-        work.num_tokens, work.num_samples, work.num_seqs, work.read, work.pairs, work.num_prompts, work.prompt_tokens,
-        work.prompt_pairs, run.drafts.seconds(batch),
-    )  # fmt: skip
+    return TimedWork.of(batch_work(batch, run.reaches), run.drafts.seconds(batch))
 
 
 def accepted_tokens(run: DraftingRun, batch: Batch) -> tuple[Mapping[str, tuple[int, ...]], int]:

@@ -12,7 +12,8 @@ from kvplan.core.files import printable
 from kvplan.core.units import duration, parse_fraction, parse_size, parse_tokens, plural
 from kvplan.planning.plan import Plan, plan
 from kvplan.simulate import ranges, slo
-from kvplan.simulate.drafts import NOTHING_STATED, Acceptance, DraftedTime, drafts_of
+from kvplan.simulate.adapters import FLAG, adapters_of
+from kvplan.simulate.drafts import CONFIG, NOTHING_STATED, Acceptance, MoreTime, drafts_of
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.load import ONE_LOAD, Load, LoadWords, Tell
 from kvplan.simulate.outcome import SimulationAnswer, Variant
@@ -105,7 +106,7 @@ def answered(
     drafts = [each.drafts.name for each in setups.values() if each.drafts is not None]
     is_bounded = len(drafts) > 1
     how = load.how if not drafts else f"{load.how} and {NOT_STATED if is_bounded else drafts[0]}"
-    times = setup.step_time if setup.drafts is None else DraftedTime(setup.step_time, setup.drafts)
+    times = MoreTime(setup.step_time, setup.does) if setup.does else setup.step_time
     return SimulationAnswer(
         the_plan, load.text, times.text, how, load.is_closed, promises, tuple(variants), uncertainty, is_bounded
     )
@@ -120,6 +121,7 @@ def setups_of(
     calibration: str | None = None,
     baseline: str | None = None,
     acceptance: Acceptance = NOTHING_STATED,
+    adapters: str | None = None,
 ) -> dict[str, Setup]:
     """Setup of the requested server, and those of the servers that it is compared with."""
     tiers = tiers_of(tier)
@@ -130,6 +132,10 @@ def setups_of(
     times = step_time(the_plan, shares_of(efficiency), calibration)
     base = Setup(the_plan, times, tiers, chunk)
     drafts = drafts_of(the_plan, shares_of(efficiency), acceptance)
+    named = adapters_of(adapters, the_plan)
+    if named is not None:
+        refuse_beside({"--tier": bool(tiers), "--baseline": bool(baseline), CONFIG: bool(drafts)}, f"with {FLAG}")
+        return {"paged": replace(base, adapters=named)}
     if drafts:
         refuse_beside_drafts({"--tier": bool(tiers), "--baseline": bool(baseline), "--calibration": bool(calibration)})
         return {each.name if len(drafts) > 1 else "paged": replace(base, drafts=each) for each in drafts}
@@ -147,6 +153,12 @@ BESIDE: Final = {
     "--calibration": "was measured without drafts",
     "--disaggregate": "drafts are not handed over",
 }
+
+
+def refuse_beside(stated: Mapping[str, bool], what: str) -> None:
+    for flag, is_stated in stated.items():
+        if is_stated:
+            raise UsageError(flag, f"is not simulated {what}", "use only one")
 
 
 def refuse_beside_drafts(stated: Mapping[str, bool]) -> None:

@@ -102,7 +102,7 @@ def unlike(plan: Plan) -> Iterator[str]:
     if plan.request.args.enforce_eager:
         yield "steps without CUDA graphs (slower)"
     if plan.request.args.max_loras:
-        yield "adapters (slower)"
+        yield "adapters (slower; their kernels were not measured)"
     formats = sorted(formats_of(spec) - FORMATS)
     if formats:
         yield f"weights in {', '.join(formats)}"

@@ -14,8 +14,9 @@ from kvplan.servers.base import abilities_of, flag_of, titles
 from kvplan.servers.plans.pool import KVGroup, chunk_bytes, offloaded_bytes
 from kvplan.servers.words.command import ServeCommand
 from kvplan.simulate import prompts_first_run
+from kvplan.simulate.adapters import AdapterRun, Adapters
 from kvplan.simulate.arrivals import Arrivals
-from kvplan.simulate.drafts import DraftedTime, Drafts, PromptsFirstDrafts, SpeculativeRun
+from kvplan.simulate.drafts import Drafts, MoreTime, PromptsFirstDrafts, SpeculativeRun
 from kvplan.simulate.host import Intake
 from kvplan.simulate.kernels.layers import peers_of
 from kvplan.simulate.loop import Simulation
@@ -41,6 +42,7 @@ class Setup:
     chunk_tokens: int | None = None
     allocator: Literal["paged", "contiguous"] = "paged"
     drafts: Drafts | None = None
+    adapters: Adapters | None = None
 
     def run(self, arrivals: Arrivals, run_len: int | None = None, *, caches: bool = True) -> Run:
         """Return a new run over these arrivals; event-driven (with the same figures) if requests share no prefix.
@@ -49,7 +51,7 @@ class Setup:
                 is the same, and faster, until one is preempted
         """
         by_step = self.simulation(arrivals, run_len)
-        others = by_step.tiers is not None or self.drafts is not None or runs_whole_prompts(self.plan)
+        others = by_step.tiers is not None or self.drafts or self.adapters or runs_whole_prompts(self.plan)
         if isinstance(by_step, PromptsFirstRun) or others:
             return by_step
         if not is_unshared(by_step.config, by_step.groups, by_step.reaches, run_len):
@@ -84,9 +86,10 @@ class Setup:
             }
             if self.drafts is None:
                 return PromptsFirstRun(step_time=self.step_time, **common)
-            return PromptsFirstDrafts(step_time=DraftedTime(self.step_time, self.drafts), drafts=self.drafts, **common)
-        if self.drafts is not None:
-            return self._drafting(self.drafts, arrivals, run_len)
+            times = MoreTime(self.step_time, self.drafts.text)
+            return PromptsFirstDrafts(step_time=times, drafts=self.drafts, **common)
+        if self.drafts is not None or self.adapters is not None:
+            return self._step_by_step(arrivals, run_len)
         is_whole = runs_whole_prompts(self.plan)
         return Simulation(
             config=scheduler_config(self.plan, self.allocator),
@@ -101,18 +104,27 @@ class Setup:
             num_spare_blocks=NUM_SPARE_BLOCKS if is_whole else 0,
         )
 
-    def _drafting(self, drafts: Drafts, arrivals: Arrivals, run_len: int | None) -> Simulation:
-        return SpeculativeRun(
-            config=replace(scheduler_config(self.plan, "paged"), drafts=drafts.rules),
-            num_blocks=self.plan.capacity.num_blocks,
-            groups=groups(self.plan),
-            reaches=tuple(kind.reach for kind in attention_kinds(self.plan)),
-            step_time=DraftedTime(self.step_time, drafts),
-            arrivals=arrivals,
-            run_len=run_len,
-            jump=False,
-            drafts=drafts,
-        )
+    @property
+    def does(self) -> str:
+        """What a step does beside the model's own work, as text."""
+        other = self.drafts or self.adapters
+        return "" if other is None else other.text
+
+    def _step_by_step(self, arrivals: Arrivals, run_len: int | None) -> Simulation:
+        """A run with drafts or adapters, whose steps differ."""
+        common: dict[str, Any] = {
+            "num_blocks": self.plan.capacity.num_blocks,
+            "groups": groups(self.plan),
+            "reaches": tuple(kind.reach for kind in attention_kinds(self.plan)),
+            "step_time": MoreTime(self.step_time, self.does),
+            "arrivals": arrivals,
+            "run_len": run_len,
+            "jump": False,
+        }
+        config = scheduler_config(self.plan, "paged")
+        if self.drafts is None:
+            return AdapterRun(config=config, adapters=self.adapters, **common)
+        return SpeculativeRun(config=replace(config, drafts=self.drafts.rules), drafts=self.drafts, **common)
 
 
 DRAFTED: Final = "remove it, or ask `kvplan simulate`, which takes a stated acceptance"

@@ -77,6 +77,14 @@ class State(NamedTuple):
     is_measured: bool
 
 
+class Adapted(NamedTuple):
+    """A linear layer of a rank as an adapter sees it; slices: layers of the checkpoint in it."""
+
+    inputs: int
+    outputs: int
+    slices: int
+
+
 class Exchange(NamedTuple):
     """Data-parallel ranks that share experts: how many, among which ranks tokens are exchanged, and how often a step.
 
@@ -95,6 +103,7 @@ class Layers:
     linear, prompt_linear  for all tokens, and only for those of prompts (decompression of latents)
     gathered  linear layers that are sharded over all ranks, for the tokens of all of them
     heads, latents, modules, states  attention and recurrences; latents: heads of a rank
+    adapted                linear layers to which adapters add
     small                  short kernels by their width in elements
     head                   the output head, for tokens that are sampled
     sums, ranks            all-reduces of the hidden state, and among how many ranks
@@ -109,6 +118,7 @@ class Layers:
     latents: Counter[int]
     modules: Counter[Module]
     states: Counter[State]
+    adapted: Counter[Adapted]
     small: Counter[int]
     head: Linear
     sums: int
@@ -162,6 +172,7 @@ class Reader:
         self.latents: Counter[int] = Counter()
         self.modules: Counter[Module] = Counter()
         self.states: Counter[State] = Counter()
+        self.adapted: Counter[Adapted] = Counter()
         self.small: Counter[int] = Counter()
 
     def layers(self) -> Layers:
@@ -179,8 +190,8 @@ class Reader:
         sums = 2 * self.spec.num_layers + 1 - (exchange.times if self.layout.attention_tp else 0)
         return Layers(
             self.linear, self.prompt_linear, self.gathered, self.experts, self.heads, self.latents, self.modules,
-            self.states, self.small, self._head(), 0 if self.tp == 1 else sums, self.tp, self.spec.hidden_size,
-            self.kv_bytes, LAW_OF_LATENTS if self.spec.is_mla else LAW, exchange,
+            self.states, self.adapted, self.small, self._head(), 0 if self.tp == 1 else sums, self.tp,
+            self.spec.hidden_size, self.kv_bytes, LAW_OF_LATENTS if self.spec.is_mla else LAW, exchange,
         )  # fmt: skip
 
     def _exchange(self) -> Exchange:
@@ -218,6 +229,7 @@ class Reader:
             self.prompt_linear[layer] += 1
         else:
             (self.gathered if is_gathered else self.linear)[layer] += 1
+            self.adapted[Adapted(inputs, sum(parts), len(parts))] += 1
         if form in ("fp8_block", "nvfp4"):
             self.small[2 * inputs * (self.peers if is_gathered else 1)] += 1  # its inputs are quantized
         if weight.group in ("mlp", "shared_expert") and weight.split == "outputs" and len(parts) > 1:
