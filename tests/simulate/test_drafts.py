@@ -18,6 +18,7 @@ from kvplan.simulate.kernels.library import Kernels, Shares
 from kvplan.simulate.kernels.roof import Heads
 from kvplan.simulate.loop import Live
 from kvplan.simulate.requests import Content
+from kvplan.simulate.scheduling import SimulatedConfig
 from kvplan.simulate.work import Reach, StepWork
 from tests.oracles import Player, step_row, trace_drafts, trace_scheduler, trace_sequence
 from tests.support.cli import Run, refused
@@ -66,9 +67,10 @@ def traces() -> list[Any]:
 @pytest.mark.parametrize("trace", traces())
 def test_a_runs_steps_are_vllms(trace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The trace's scheduler in the loop's hands: its batches, drafts and what holds of them, step by step."""
-    player, rules = Player(trace), trace_drafts(trace)
+    player, rules, config = Player(trace), trace_drafts(trace), trace_scheduler(trace).config
+    assert isinstance(config, SimulatedConfig)
     simulation = SpeculativeRun(
-        config=trace_scheduler(trace).config, num_blocks=0, groups=(), reaches=(Reach(None),), step_time=Second(),
+        config=config, num_blocks=0, groups=(), reaches=(Reach(None),), step_time=Second(),
         arrivals=Nobody(), make_scheduler=lambda *_: trace_scheduler(trace), jump=False,  # type: ignore[arg-type]
         drafts=Drafts("ngram", rules.num_drafts, (1.0,) * rules.num_drafts, rules),
     )  # fmt: skip
@@ -120,7 +122,7 @@ def test_a_runs_steps_are_vllms(trace: dict[str, Any], monkeypatch: pytest.Monke
 
 def tpot(**options: Any) -> tuple[float, list[float]]:
     """(mean seconds per output token of one user, its range)."""
-    load = {"users": 1, "ramp": "0s", "prompt_tokens": 100, "output_tokens": 256, "num_requests": 20}
+    load: dict[str, Any] = {"users": 1, "ramp": "0s", "prompt_tokens": 100, "output_tokens": 256, "num_requests": 20}
     answer = kvplan.simulate_load("llama-3.1-8b", gpu="h100-80g", max_model_len=8192, **load, **options)
     spread = answer.to_dict()["variants"][0]["times"]["tpot"]
     return spread["mean"], spread["mean_range"]
