@@ -38,8 +38,8 @@ BRANDS: Final = frozenset((
     "graphics", "generation", "edition", "blackwell", "r", "tm", "dgx", "hgx", "shared", "vram",
 ))  # fmt: skip
 FORMS: Final = frozenset((
-    "sxm", "sxm2", "sxm4", "sxm5", "sxm6", "oam", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7", "tensor",
-    "core",
+    "sxm", "sxm2", "sxm4", "sxm5", "sxm6", "oam", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7",
+    "tensor", "core",
 ))  # fmt: skip
 SAME: Final = {"mobile": "laptop", "notebook": "laptop", "maxq": "max-q"}
 MOST_NAMED: Final = 6

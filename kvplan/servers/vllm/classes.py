@@ -254,6 +254,8 @@ def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
         spec = changed(spec, changes)
     if args.quantization == "bitsandbytes" and spec.quantization is None:
         spec = replace(spec, quantization=ON_LOAD)
+    elif args.quantization is None and spec.quantization is ON_LOAD:  # a remedy without the flag
+        spec = replace(spec, quantization=None)
     return windowed(spec)
 
 
