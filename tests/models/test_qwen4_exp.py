@@ -54,6 +54,7 @@ def test_a_ranks_rows_are_pinned_in_a_power_of_two_bytes(tp: int, block: int, ru
         (("--engram-config", '{"dp_shared_memory": true}'), "several data-parallel ranks"),
         (("--pp", "2"), "has tables of n-grams"),
         (("--engine", "sglang"), "not modeled"),
+        (("--engine", "vllm@0.28"), "use --engine vllm@0.29"),  # the first whose registry has the class
     ],
 )
 def test_what_the_server_rejects_is_refused(words: tuple[str, ...], problem: str, run: Run) -> None:
