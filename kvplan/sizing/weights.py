@@ -32,7 +32,7 @@ WNA16 = "moe_wna16"
 BLACKWELL = 100  # compute capability, times ten
 FLASHMLA_HEADS = 64  # and twice that; vLLM 0.33 models/deepseek_v4/nvidia/flashmla.py
 FULL_PRECISION = ("float32", "float")  # served in 16 bits, stored in 32
-BYTES = {"int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "mxfp8": 1}
+BYTES = {"int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "mxfp8": 1, "fp8": 1, "nvfp4": 1}
 
 
 @dataclass(frozen=True, slots=True)
