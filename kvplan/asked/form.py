@@ -60,6 +60,10 @@ class Origin:
     name: str
     remedy: str
 
+    def named(self, error: KvplanError) -> KvplanError:
+        """An error in a pasted command as one in what was read in its place."""
+        return error.changed(subject=re.sub("^--from-command(?= |$)", lambda _: self.name, error.subject))
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -112,7 +116,11 @@ class Form:
             return None
         from kvplan.asked.pasted import read_command  # only needed for a pasted command
 
-        return read_command(text, self.values.keys())
+        try:
+            return read_command(text, self.values.keys())
+        except KvplanError as error:
+            origin = self.origins.get("from_command")
+            raise error if origin is None else error.map_all(origin.named) from error
 
     @property
     def names_model(self) -> bool:
