@@ -69,10 +69,10 @@ def adapters_of(text: str | None, plan: Plan) -> Adapters | None:
         raise UsageError(f"{FLAG} {printable(text, 40)}", "needs vLLM's scheduler", "use --engine vllm")
     if not args.max_loras:
         raise UsageError(f"{FLAG} {printable(text, 40)}", "the server has no slot for adapters", "add --enable-lora")
-    count, at, share = text.partition("@")
+    count, mark, share = text.partition("@")
     own = layers(plan).adapted
     return Adapters(
-        parse_count(count, FLAG, MOST), parse_fraction(share, FLAG) if at else SHARE, args.max_lora_rank,
+        parse_count(count, FLAG, MOST), parse_fraction(share, FLAG) if mark else SHARE, args.max_lora_rank,
         plan.request.gpu, tuple(own.items()),
     )  # fmt: skip
 

@@ -65,7 +65,7 @@ class Passes:
         if not ends or not num_drafts:
             return self.step_time.seconds(replace(work, num_samples=0))
         read = tuple(sum(reach.read(end) for end in ends) for reach in self.reaches)
-        pairs, count = tuple(self.width * each for each in read), self.width * len(ends)
+        pairs, count = tuple(self.width * tokens for tokens in read), self.width * len(ends)
         again = self.step_time.seconds(StepWork(count, count, len(ends), read, pairs))
         return self.step_time.seconds(replace(work, num_samples=len(ends))) + (num_drafts - 1) * again
 
