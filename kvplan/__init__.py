@@ -15,13 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
-from kvplan.core.errors import (
-    EnvironmentProblem,
-    InvalidInputError,
-    KvplanError,
-    UnsupportedModelError,
-    UsageError,
-)
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
     import datetime
@@ -51,39 +45,12 @@ if TYPE_CHECKING:
     Model = str | PathLike[str] | Mapping[str, Any]
     Sizes = str | int
 
-ANSWERS = (
-    "Answer",
-    "Check",
-    "Comparison",
-    "Diagnosis",
-    "Estimates",
-    "Explorer",
-    "Listing",
-    "Recommendation",
-    "Simulation",
-    "TimedRecommendation",
-    "Tuning",
-)
 __all__ = (
-    *ANSWERS,
-    "EnvironmentProblem",
-    "InvalidInputError",
-    "KvplanError",
-    "UnsupportedModelError",
-    "UsageError",
-    "check",
-    "diff",
-    "estimate",
-    "explore",
-    "list_gpus",
-    "list_models",
-    "recommend",
-    "simulate_load",
-    "sweep",
-    "sweep_frame",
-    "tune",
-    "why",
-)
+    "Answer", "Check", "Comparison", "Diagnosis", "EnvironmentProblem", "Estimates", "Explorer", "InvalidInputError",
+    "KvplanError", "Listing", "Recommendation", "Simulation", "TimedRecommendation", "Tuning", "UnsupportedModelError",
+    "UsageError", "check", "diff", "estimate", "explore", "list_gpus", "list_models", "recommend", "simulate_load",
+    "sweep", "sweep_frame", "tune", "why",
+)  # fmt: skip
 
 
 @overload
@@ -538,7 +505,7 @@ def _listening() -> tuple[dict[str, list[str]], Listener]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ANSWERS:
+    if name in __all__:
         from kvplan.report import answers
 
         return getattr(answers, name)

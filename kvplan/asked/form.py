@@ -234,7 +234,10 @@ def check_names(form: Form) -> None:
     with faults.part():
         is_name = "config" not in form.values
         if model is not None and is_name and is_catalog_name(model) and catalog.find(model) is None:
-            raise catalog.unknown(model)
+            from kvplan.models.copies import is_copy  # only for a name that is not in the catalog
+
+            if not is_copy(model):
+                raise catalog.unknown(model)
     with faults.part():
         if dtype is not None and dtype.isprintable():  # others are no text
             check_dtype(dtype)

@@ -20,6 +20,7 @@ from kvplan.cli.serve_options import ServeOptions
 from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
+from kvplan.core.git import release
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_ratio, parse_tokens
 from kvplan.models import catalog
 from kvplan.servers.base import abilities_of, face_of, server_of, terms_of
@@ -48,24 +49,14 @@ MOST_REPLICAS: Final = 64
 MOST_PORT: Final = 65535
 OF_ENGINE: Final = ("device", "seed", "kv_offloading_dir", "kv_offloading_disk_size")
 # Engine argument -> field of the engine's own configuration.
+ALIKE: Final = """
+    max_num_seqs max_num_batched_tokens gpu_memory_utilization dtype kv_cache_dtype block_size enable_prefix_caching
+    async_scheduling enforce_eager tensor_parallel_size pipeline_parallel_size pp_layer_partition max_lora_rank
+    fully_sharded_loras kv_offloading_size
+"""
 SETTINGS: Final[Mapping[str, str]] = {
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "dtype": "dtype",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "block_size": "block_size",
-    "num_gpu_blocks_override": "num_blocks",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "async_scheduling": "async_scheduling",
-    "enforce_eager": "enforce_eager",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "pipeline_parallel_size": "pipeline_parallel_size",
-    "pp_layer_partition": "pp_layer_partition",
-    "max_lora_rank": "max_lora_rank",
-    "fully_sharded_loras": "fully_sharded_loras",
-    "kv_offloading_size": "kv_offloading_size",
-}
+    **{name: name for name in ALIKE.split()}, "num_gpu_blocks_override": "num_blocks",
+}  # fmt: skip
 HOST, PORT = "127.0.0.1", "8000"
 
 
@@ -533,12 +524,7 @@ def port_of(text: str) -> int:
 
 def release_number() -> str:
     """This release of kvplan; "0" if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("kvplan")
-    except PackageNotFoundError:
-        return "0"
+    return release() or "0"
 
 
 def say_log(lines: list[str]) -> None:

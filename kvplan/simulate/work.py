@@ -5,6 +5,7 @@ group a step has `read` (tokens whose KV it loads) and `pairs` ((query, key) pai
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.drafting import DraftStep
 from engine.scheduler import Batch
@@ -36,8 +37,7 @@ class Reach:
         return (first + self.tokens) * growing // 2 + self.tokens * (query_len - growing)
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """Work of one step.
 
     num_tokens    tokens computed

@@ -100,8 +100,7 @@ class Attention:
 
 def place_of(count: int, read: int) -> int:
     """Which of a count's lines holds where so many tokens are read."""
-    index = bisect_left(CONTEXTS, read / count) - 1
-    return 0 if index < 0 else min(index, len(CONTEXTS) - 2)
+    return bisect_left(CONTEXTS, read / count, 1, len(CONTEXTS) - 1) - 1
 
 
 class KernelStep:
@@ -183,7 +182,9 @@ class KernelStep:
             return device * total
 
         def prefill(tokens: float, pairs: float) -> float:
-            total = sum(times * kernels.prefill(tokens, pairs, shape) for shape, times in heads)
+            total = 0.0
+            for shape, times in heads:
+                total += times * kernels.prefill(tokens, pairs, shape)
             for rank_heads, times in latents:
                 total += times * kernels.latent_prefill(tokens, pairs, rank_heads)
             for module, times in modules:
