@@ -18,7 +18,6 @@ from kvplan.core.units import parse_count, parse_fraction
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.plan import Plan
-from kvplan.simulate.drafts import TimedWork
 from kvplan.simulate.kernels.layers import Adapted, layers
 from kvplan.simulate.kernels.roof import ELEMENT, roof
 from kvplan.simulate.loop import Simulation
@@ -101,4 +100,4 @@ class AdapterRun(Simulation):
         assert self.adapters is not None
         named = [(seq.adapter, n) for seq, n in batch.num_tokens.items() if seq.adapter is not None]
         seconds = self.adapters.seconds(sum(n for _, n in named), len({name for name, _ in named}))
-        return TimedWork.of(Simulation._work(self, batch), seconds)
+        return Simulation._work(self, batch)._replace(more=seconds)
