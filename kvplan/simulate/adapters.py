@@ -18,7 +18,6 @@ from kvplan.core.units import parse_count, parse_fraction
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.plan import Plan
-from kvplan.simulate.drafts import TimedWork
 from kvplan.simulate.kernels.layers import Adapted, layers
 from kvplan.simulate.kernels.roof import ELEMENT, roof
 from kvplan.simulate.loop import Simulation
@@ -69,10 +68,10 @@ def adapters_of(text: str | None, plan: Plan) -> Adapters | None:
         raise UsageError(f"{FLAG} {printable(text, 40)}", "needs vLLM's scheduler", "use --engine vllm")
     if not args.max_loras:
         raise UsageError(f"{FLAG} {printable(text, 40)}", "the server has no slot for adapters", "add --enable-lora")
-    count, at, share = text.partition("@")
+    count, mark, share = text.partition("@")
     own = layers(plan).adapted
     return Adapters(
-        parse_count(count, FLAG, MOST), parse_fraction(share, FLAG) if at else SHARE, args.max_lora_rank,
+        parse_count(count, FLAG, MOST), parse_fraction(share, FLAG) if mark else SHARE, args.max_lora_rank,
         plan.request.gpu, tuple(own.items()),
     )  # fmt: skip
 
@@ -101,4 +100,4 @@ class AdapterRun(Simulation):
         assert self.adapters is not None
         named = [(seq.adapter, n) for seq, n in batch.num_tokens.items() if seq.adapter is not None]
         seconds = self.adapters.seconds(sum(n for _, n in named), len({name for name, _ in named}))
-        return TimedWork.of(Simulation._work(self, batch), seconds)
+        return Simulation._work(self, batch)._replace(more=seconds)

@@ -63,11 +63,11 @@ class Passes:
         """work: the step's, of the same tokens."""
         ends = [seq.num_computed_tokens for seq in batch.samples]
         if not ends or not num_drafts:
-            return self.step_time.seconds(replace(work, num_samples=0))
+            return self.step_time.seconds(work._replace(num_samples=0))
         read = tuple(sum(reach.read(end) for end in ends) for reach in self.reaches)
-        pairs, count = tuple(self.width * each for each in read), self.width * len(ends)
+        pairs, count = tuple(self.width * tokens for tokens in read), self.width * len(ends)
         again = self.step_time.seconds(StepWork(count, count, len(ends), read, pairs))
-        return self.step_time.seconds(replace(work, num_samples=len(ends))) + (num_drafts - 1) * again
+        return self.step_time.seconds(work._replace(num_samples=len(ends))) + (num_drafts - 1) * again
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,20 +227,6 @@ def is_share(value: object, low: int, high: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedWork(StepWork):
-    """A step's work, and seconds of what else is done in it: a drafter's passes, adapters."""
-
-    more: float = 0.0
-
-    @classmethod
-    def of(cls, work: StepWork, more: float) -> "TimedWork":
-        return cls(
-            work.num_tokens, work.num_samples, work.num_seqs, work.read, work.pairs, work.num_prompts,
-            work.prompt_tokens, work.prompt_pairs, more,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
 class MoreTime:
     """Another step time, with what else is done in a step; does: that, as text."""
 
@@ -256,7 +242,7 @@ class MoreTime:
         return self.base.host
 
     def seconds(self, work: StepWork) -> float:
-        return self.base.seconds(work) + (work.more if isinstance(work, TimedWork) else 0.0)
+        return self.base.seconds(work) + work.more
 
     def line(self, count: int, read: int) -> Line | None:
         return None
@@ -271,13 +257,13 @@ class DraftingRun(Protocol):
     reaches: tuple[Reach, ...]
 
 
-def drafted_work(run: DraftingRun, batch: Batch) -> TimedWork:
+def drafted_work(run: DraftingRun, batch: Batch) -> StepWork:
     """The work of a batch that has just been scheduled."""
     assert run.drafts is not None
     for seq, n in batch.num_tokens.items():
         start = seq.num_computed_tokens - n
         run.counts.prompt_tokens += max(0, min(n, seq.num_prompt_tokens - start))
-    return TimedWork.of(batch_work(batch, run.reaches), run.drafts.seconds(batch))
+    return batch_work(batch, run.reaches)._replace(more=run.drafts.seconds(batch))
 
 
 def accepted_tokens(run: DraftingRun, batch: Batch) -> tuple[Mapping[str, tuple[int, ...]], int]:

@@ -53,7 +53,7 @@ class Live:
     """An unfinished request.
 
     prefix    tokens stored before its next chunk; end: tokens stored after it
-    stored    tokens that it has pages for, `cached` of them in the tree, up to `node`; held: with those of drafts
+    stored    tokens that it has pages for, `cached` of them in the tree, up to `node`; reserved: with those of drafts
     chunks    prompt chunks in flight, except the last chunk
     """
 
@@ -64,7 +64,7 @@ class Live:
     prefix: int = 0
     end: int = 0
     stored: int = 0
-    held: int = 0
+    reserved: int = 0
     cached: int = 0
     chunks: int = 0
     matched: Node | None = None
@@ -166,13 +166,13 @@ class Pool:
         return self.page_size * sum([live.stored % self.page_size == 0 for live in decoding])
 
     def _more(self, live: Live) -> int:
-        return max(0, self.paged(live.stored + self.reserve) - self.paged(max(live.held, live.stored)))
+        return max(0, self.paged(live.stored + self.reserve) - self.paged(max(live.reserved, live.stored)))
 
     def hold(self, live: Live) -> None:
         """Take the pages of a request's next drafts."""
         self.free -= (more := self._more(live))
         assert self.free >= 0, "only what fits is scheduled"
-        live.held = self.paged(max(live.held, live.stored)) + more
+        live.reserved = self.paged(max(live.reserved, live.stored)) + more
 
     def match(self, live: Live, limit: int) -> None:
         length, live.matched = self.tree.match(live.tokens[:limit]) if self.is_shared else (0, self.tree.root)
@@ -191,9 +191,9 @@ class Pool:
         live.node, live.cached = node, self.tree.whole(length)
 
     def release(self, live: Live) -> None:
-        self.free += self.paged(max(live.held, live.stored)) - live.cached
+        self.free += self.paged(max(live.reserved, live.stored)) - live.cached
         self.tree.unlock(live.node or self.tree.root)
-        live.node, live.stored, live.held, live.cached, live.has_row = None, 0, 0, 0, False
+        live.node, live.stored, live.reserved, live.cached, live.has_row = None, 0, 0, 0, False
 
 
 class PromptsFirst:
@@ -484,8 +484,8 @@ class PromptsFirst:
 
     def _hold_drafts(self, step: BatchStep) -> None:
         """Schedule the last token of every request and its drafts."""
-        page_size, paged = self.limits.page_size, self.blocks.paged
-        new = [max(0, paged(live.stored + self.limits.reserve) - max(live.held, live.stored)) for live in step.members]
+        page_size, paged, more = self.limits.page_size, self.blocks.paged, self.limits.reserve
+        new = [max(0, paged(live.stored + more) - max(live.reserved, live.stored)) for live in step.members]
         if any(new):  # one page more for each
             self.blocks.make(sum(new) + (page_size * len(new) if page_size > 1 else 0))
         drafts = (0,) * (self.limits.verified - 1)

@@ -103,7 +103,7 @@ def answered(
     if not onlooker.is_asked:
         say_who_joined(load, variants[0].result.seconds, onlooker.tell)
     setup = next(iter(setups.values()))
-    drafts = [each.drafts.name for each in setups.values() if each.drafts is not None]
+    drafts = [other.drafts.name for other in setups.values() if other.drafts is not None]
     is_bounded = len(drafts) > 1
     how = load.how if not drafts else f"{load.how} and {NOT_STATED if is_bounded else drafts[0]}"
     times = MoreTime(setup.step_time, setup.does) if setup.does else setup.step_time
@@ -138,7 +138,7 @@ def setups_of(
         return {"paged": replace(base, adapters=named)}
     if drafts:
         refuse_beside_drafts({"--tier": bool(tiers), "--baseline": bool(baseline), "--calibration": bool(calibration)})
-        return {each.name if len(drafts) > 1 else "paged": replace(base, drafts=each) for each in drafts}
+        return {some.name if len(drafts) > 1 else "paged": replace(base, drafts=some) for some in drafts}
     setups = {"with tiers" if tiers else "paged": base}
     if tiers:
         setups["without tiers"] = replace(base, tiers=())

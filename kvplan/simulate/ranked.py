@@ -46,6 +46,6 @@ def ranks_of(
     outcomes = slo.outcomes(promises, fleet, load.skipped, uncertainty)
     good = slo.good_requests(promises, fleet, load.skipped) if promises else None
     total = figures.total  # counts of requests at once are of each rank, as their highest are
-    each = replace(total, running_mean=total.running_mean / count, waiting_mean=total.waiting_mean / count)
+    by_rank = replace(total, running_mean=total.running_mean / count, waiting_mean=total.waiting_mean / count)
     name = f"{count} ranks (running, waiting: of each)"
-    return Variant(name, fleet.replicas[0].run, each, outcomes, None, good)
+    return Variant(name, fleet.replicas[0].run, by_rank, outcomes, None, good)

@@ -43,8 +43,8 @@ def test_more_requests_with_adapters_take_longer(run: Run) -> None:
 
 def test_no_more_adapters_run_at_once_than_there_are_slots(run: Run) -> None:
     """One slot and 40 adapters for 8 users: nearly every request waits for the one before."""
-    one = figures(run, "--enable-lora", "--max-loras", "1", "--adapters", "40")
-    assert one["running"]["mean"] < 3
+    crowded = figures(run, "--enable-lora", "--max-loras", "1", "--adapters", "40")
+    assert crowded["running"]["mean"] < 3
     assert figures(run, *SERVER, "--adapters", "1")["running"]["mean"] > 6
 
 

@@ -84,8 +84,8 @@ def test_a_runs_steps_are_vllms(trace: dict[str, Any], monkeypatch: pytest.Monke
         rows.append(step_row(run.scheduler, batch, accepted[id(batch)]))
 
     def sampled(run: SpeculativeRun, batch: Batch) -> dict[str, tuple[int, ...]]:
-        held = accepted[id(batch)]
-        return {seq.request_id: (0,) * (1 + held.get(seq.request_id, 0)) for seq in batch.samples}
+        right = accepted[id(batch)]
+        return {seq.request_id: (0,) * (1 + right.get(seq.request_id, 0)) for seq in batch.samples}
 
     simulation.on_step = noted  # type: ignore[assignment]
     monkeypatch.setattr(SpeculativeRun, "_sampled", sampled)
@@ -222,7 +222,7 @@ def test_pasted_commands_with_their_models_own_head(run: Run, command: str) -> N
     assert "1.8 tokens a step of a sequence, as stated" in answer["verdict"]
     assert "1 draft token (mtp) in a pass of the drafter" in answer["inputs"]["step_time"]
     plain = run(*words[:2], command.partition(" --spec")[0], *words[3:]).json
-    drafted, alone = (each["variants"][0]["times"]["tpot"]["p50"] for each in (answer, plain))
+    drafted, alone = (said["variants"][0]["times"]["tpot"]["p50"] for said in (answer, plain))
     assert alone / 1.8 < drafted < alone  # drafting takes time, and is worth it
 
 

@@ -72,25 +72,25 @@ class Attention:
     def __init__(
         self, decode: Callable[[float, float, float], float], prefill: Callable[[float, float], float]
     ) -> None:
-        """decode: of so many sequences of such a context that compute so many tokens each."""
+        """decode: of so many sequences, of their context, and of the tokens that each of them computes."""
         self.decode, self.prefill = decode, prefill
         self._lines: dict[object, tuple[Line, ...]] = {}
 
-    def line(self, count: int, read: int, each: float = 1.0) -> Line:
-        return self.lines(count, each)[place_of(count, read)]
+    def line(self, count: int, read: int, queries: float = 1.0) -> Line:
+        return self.lines(count, queries)[place_of(count, read)]
 
-    def lines(self, count: int, each: float = 1.0) -> tuple[Line, ...]:
-        key = count if each == 1.0 else (count, each)
+    def lines(self, count: int, queries: float = 1.0) -> tuple[Line, ...]:
+        key = count if queries == 1.0 else (count, queries)
         lines = self._lines.get(key)
         if lines is None:
-            lines = self._lines[key] = self._made(count, each)
+            lines = self._lines[key] = self._made(count, queries)
         return lines
 
-    def _made(self, count: int, each: float) -> tuple[Line, ...]:
+    def _made(self, count: int, queries: float) -> tuple[Line, ...]:
         """Lines between contexts; more tokens never take less time."""
-        lines, low_s = [], self.decode(count, CONTEXTS[0], each)
+        lines, low_s = [], self.decode(count, CONTEXTS[0], queries)
         for low, high in pairwise(CONTEXTS):
-            high_s = max(low_s, self.decode(count, high, each))
+            high_s = max(low_s, self.decode(count, high, queries))
             slope = (high_s - low_s) / (count * (high - low))
             lines.append(Line(low_s - slope * count * low, slope, count * high))
             low_s = high_s
@@ -172,13 +172,13 @@ class KernelStep:
         latents = list(own.latents.items()) if is_whole else []
         modules = list(own.modules.items()) if is_whole else []
 
-        def decode(count: float, context: float, each: float) -> float:
-            total = sum(times * kernels.decode(count, context, shape, each) for shape, times in heads)
+        def decode(count: float, context: float, queries: float) -> float:
+            total = sum(times * kernels.decode(count, context, shape, queries) for shape, times in heads)
             for rank_heads, times in latents:
-                total += times * kernels.latent_decode(count, context, rank_heads, own.kv_bytes, each)
-                total += times * kernels.timed("latent_bmm", (rank_heads,), each * count)
+                total += times * kernels.latent_decode(count, context, rank_heads, own.kv_bytes, queries)
+                total += times * kernels.timed("latent_bmm", (rank_heads,), queries * count)
             for module, times in modules:
-                total += times * self._module("generation", module, each * count, context)
+                total += times * self._module("generation", module, queries * count, context)
             return device * total
 
         def prefill(tokens: float, pairs: float) -> float:
@@ -279,13 +279,13 @@ class KernelStep:
         if line is not None:
             seconds = line.base + line.slope * work.read[0]
             return seconds if seconds >= line.least else line.least
-        each = tokens / count  # above one: drafts are verified
-        if each == 1.0 and work.num_samples == count:
+        queries = tokens / count  # above one: drafts are verified
+        if queries == 1.0 and work.num_samples == count:
             total = self._plain(tokens)
         else:
             total = self._tokens(tokens) + self._head(work.num_samples) + self._states("generation", tokens)
         for kind, read in zip(self.attention, work.read, strict=True):
-            line = kind.line(count, read, each)
+            line = kind.line(count, read, queries)
             total += line.base + line.slope * read
         return self.host.seconds(total, count)
 
@@ -293,7 +293,7 @@ class KernelStep:
         """A step with prompts: what they add to the step that decodes is longer than as measured alone."""
         prompt, decodes = work.prompt_tokens, work.num_seqs - work.num_prompts
         decoded = work.num_tokens - prompt
-        each = decoded / decodes if decodes else 1.0
+        queries = decoded / decodes if decodes else 1.0
         alone = self._tokens(decoded)
         added = self._tokens(work.num_tokens) - alone
         if self.layers.prompt_linear:
@@ -304,8 +304,8 @@ class KernelStep:
         for kind, pairs, own in zip(self.attention, work.pairs, work.prompt_pairs, strict=True):
             added += kind.prefill(prompt, own)
             if decodes:
-                read = pairs - own if each == 1 else int((pairs - own) / each)  # read once for all of a sequence's
-                line = kind.line(decodes, read, each)
+                read = int((pairs - own) / queries) if queries != 1 else pairs - own  # once for a sequence's drafts
+                line = kind.line(decodes, read, queries)
                 total += line.base + line.slope * read
         if decodes and self.layers.states:
             total += self._states("generation", decoded)
