@@ -110,6 +110,7 @@ class Abilities:
     shares_experts    its data-parallel replicas keep one set of experts and exchange tokens for them
     file_types        --quantization is the type of the file that it loads, one of these, the largest first; none: it
                      changes the weights while loading
+    library           it names models `NAME:TAG`, by a library of its own
     """
 
     label_words: bool = False
@@ -128,6 +129,7 @@ class Abilities:
     one_machine: bool = False
     shares_experts: bool = False
     file_types: tuple[str, ...] = ()
+    library: bool = False
 
 
 def face_of(engine: str) -> ModuleType | None:

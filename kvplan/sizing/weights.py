@@ -26,6 +26,7 @@ from kvplan.models.spec import (
     Sharing,
     SlidingWindow,
     Weight,
+    unique,
 )
 
 WNA16 = "moe_wna16"
@@ -555,8 +556,12 @@ def total_weights(spec: ModelSpec, layout: Layout) -> int:
 def num_params(spec: ModelSpec) -> Counter[str]:
     """Parameters of the whole model by tensor group, towers as `vision_audio`."""
     counts: Counter[str] = Counter()
-    for weight in spec.weights:
+    layers = Counter(map(id, spec.layer_weights))
+    for weight in spec.other_weights:
         counts[weight.group] += weight.num_params
+    for weights in unique(spec.layer_weights):
+        for weight in weights:
+            counts[weight.group] += layers[id(weights)] * weight.num_params
     return counts
 
 

@@ -58,6 +58,7 @@ class ModelType:
     windows: Literal["as stated", "every", "every if flagged", "all or none", "none if mixed"] = "as stated"
     no_float16: bool = False  # it is rejected in float16 (config/model.py)
     no_stages: bool = False  # it has no SupportsPP
+    one_rank: bool = False  # it refuses tensor parallelism
     hides_experts: bool = False  # vLLM's model config does not find the number of its experts
     own_cache: bool = False  # its attention gets no cache settings: K and V stay in the model's dtype
     # It runs without its window. vLLM 0.33 fails for Gemma 3n and 4, Laguna and MiMo (their configs must have one) and
@@ -90,7 +91,7 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "Zamba2ForCausalLM"
     ), ModelClass(adapters=False)),
     **dict.fromkeys((
-        "ChatGLMModel", "Gemma2Model", "LlamaModel", "MiDashengLMModel", "MistralModel", "Qwen2Model",
+        "ChatGLMModel", "Gemma2Model", "LlamaModel", "MiDashengLMModel", "MistralModel", "MossAudioModel", "Qwen2Model",
         "Qwen2_5OmniModel", "UltravoxModel",
     ),
         ModelClass(generates=True)),
@@ -129,6 +130,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "deepseek_v32": ModelType(ignores=BIAS, tied="never", prefill_graphs=True, whole_shared=True, adapters=True),
     **dict.fromkeys(("deepseek_v4", "deepseek_v41_text"), ModelType(tied="never", whole_shared=True, adapters=True)),
     **dict.fromkeys(("exaone_moe", "granitemoeshared", "lfm2_moe"), ModelType(renormalizes=True, adapted_tables=BOTH)),
+    "dory": ModelType(one_rank=True),
     "falcon": ModelType(ignores=HEAD_DIM, own_cache=True),
     "falcon_h1": ModelType(ignores=("attention_bias", "mlp_bias"), adapters=True, adapted_tables=BOTH),
     "gemma": ModelType(ignores=BIAS, windows="every", adapters=True),

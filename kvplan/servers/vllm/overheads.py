@@ -21,7 +21,7 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.hf_config import text_of
-from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight
+from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight, unique
 from kvplan.servers.plans.plan import Estimate, Kind, Request
 from kvplan.servers.plans.weights import ONLINE_NAMES, own_layout
 from kvplan.servers.releases import Version
@@ -55,7 +55,7 @@ class Widths:
 def widths(spec: ModelSpec, tp: int, ep: int) -> Widths:
     """Compute the widths. Source: vLLM 0.33 model code (fused QKV, gate and up) and fused_moe's workspace shapes."""
     layer = latent = workspace = 0
-    for weights in set(spec.layer_weights):
+    for weights in unique(spec.layer_weights):
         parts: dict[str, int] = {}
         for weight in weights:
             if weight.experts:

@@ -249,6 +249,8 @@ def ranks(request: Request, settings: Settings) -> Refusal | None:
         return unsupported(f"it does not find the experts of {spec.name}", "enable_expert_parallel", (False,))
     if args.pipeline_parallel_size > 1 and classes.type_of(spec).no_stages:
         return unsupported(f"{spec.name} cannot be split into stages", "pipeline_parallel_size", (1,))
+    if args.tensor_parallel_size > 1 and classes.type_of(spec).one_rank:
+        return unsupported(f"{spec.name} runs on one rank alone", "tensor_parallel_size", (1,))
     dcp = args.decode_context_parallel_size
     if dcp > 1 and (holder := windowed(request)) is not None:
         text = f"--decode-context-parallel-size {dcp} does not go with the windows of {holder.name}"
