@@ -197,8 +197,8 @@ def weight_of(parameter: str, name: str, shape: tuple[int, ...], plan: Mapping[s
 def caches(config: Config, own: OwnClass, num_layers: int) -> Iterator[tuple[LayerCache, ...]]:
     """The cache of each layer, as its class writes it."""
     if not own.caches:
-        heads, window = heads_of(config), config.maybe_count("sliding_window")
-        keys = heads.num_kv_heads, heads.head_dim, heads.head_dim_v
+        stated, window = heads_of(config), config.maybe_count("sliding_window")
+        keys = stated.num_kv_heads, stated.head_dim, stated.head_dim_v
         config.notes.append(f"{own.name} runs no token without values: its caches are by the config's heads")
         yield from [(SlidingWindow(*keys, window) if window else FullAttention(*keys),)] * num_layers
         return
@@ -208,9 +208,9 @@ def caches(config: Config, own: OwnClass, num_layers: int) -> Iterator[tuple[Lay
         match layer:
             case Written("DynamicLayer", (heads, dim), (_, dim_v), _):
                 yield (FullAttention(heads, dim, dim_v),)
-            case Written("DynamicSlidingWindowLayer", (heads, dim), (_, dim_v), int(window)):
+            case Written("DynamicSlidingWindowLayer", (heads, dim), (_, dim_v), int(size)):
                 cache = ChunkedAttention if kind == "chunked_attention" else SlidingWindow
-                yield (cache(heads, dim, dim_v, window),)
+                yield (cache(heads, dim, dim_v, size),)
             case _:
                 what = "no keys and values" if layer is None else f"more than keys and values ({layer.kind})"
                 raise UnsupportedModelError(

@@ -58,7 +58,7 @@ class Refusal:
     @property
     def numbers(self) -> tuple[float | int, ...]:
         """Its values that are numbers."""
-        return tuple(value for value in self.values if not isinstance(value, str))
+        return tuple(value for value in self.values if isinstance(value, (float, int)))
 
     @property
     def flags(self) -> tuple[str, ...]:
