@@ -67,7 +67,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     own = asked_of(config, model_type)
     config.values = own.values  # with the class's defaults, by the names that all classes share
     num_layers = config.num_layers()
-    kept = list(caches(config, own, num_layers))  # before heads, which a class that keeps states may lack
+    layer_caches = list(caches(config, own, num_layers))  # before heads, which a class that keeps states may lack
     heads = heads_of(config)
     layers: list[list[Weight]] = [[] for _ in range(num_layers)]
     other: list[Weight] = []
@@ -89,7 +89,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         num_heads=heads.num_heads,
         vocab_size=config.count("vocab_size"),
         context=context,
-        layers=kept,
+        layers=layer_caches,
         layer_weights=[tuple(weights) for weights in layers],
         other_weights=other,
         ropes=rope.tables(config, heads.head_dim, context.positions),
