@@ -533,7 +533,7 @@ def moves(case: Case) -> Sequence[Move]:
 def cures(case: Case) -> list[Cure]:
     """Fixes of a case, best first: each with a plan, or if none can be made, what is known without one."""
     if case.server in SERVERS and abilities_of(case.server).fits_context:
-        return placed(case)[:MOST_CURES]
+        return (placed(case) or list(actions(case)))[:MOST_CURES]
     results = [unchecked(case, move) for move in moves(case)] if case.request is None else planned(case, case.request)
     return passed(case, reasons(case), results[:MOST_CURES], actions(case))
 

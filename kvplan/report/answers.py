@@ -513,7 +513,7 @@ class Simulation(Result):
     @property
     def keeps(self) -> bool | None:
         """Whether every target is kept over its whole range; None without targets."""
-        outcomes = self._facts.variants[0].outcomes
+        outcomes = self._facts.outcomes
         return all(outcome.verdict == "kept" for outcome in outcomes) if outcomes else None
 
     def plot(self, ax: Axes | None = None) -> Axes:

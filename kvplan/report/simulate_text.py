@@ -159,14 +159,14 @@ def goodput(variant: Variant) -> float | None:
 
 def verdict_line(answer: SimulationAnswer) -> str:
     """The answer in a sentence: whether the targets are met, or without targets the latency."""
-    main = answer.variants[0]
-    if main.result.queue_grows and not any(outcome.verdict == "broken" for outcome in main.outcomes):
+    main, outcomes = answer.variants[0], answer.outcomes
+    if main.result.queue_grows and not any(outcome.verdict == "broken" for outcome in outcomes):
         return queue_grows(answer)
-    if not main.outcomes:
-        return figures_line(answer)
-    broken = [outcome for outcome in main.outcomes if outcome.verdict == "broken"]
-    close = [outcome for outcome in main.outcomes if outcome.verdict == "too close to call"]
-    named = ", ".join(promise_text(outcome) for outcome in broken or close or main.outcomes)
+    if not outcomes:
+        return bounds_line(answer) if answer.is_bounded else figures_line(answer)
+    broken = [outcome for outcome in outcomes if outcome.verdict == "broken"]
+    close = [outcome for outcome in outcomes if outcome.verdict == "too close to call"]
+    named = ", ".join(promise_text(outcome) for outcome in broken or close or outcomes)
     if broken:
         why = f" {queue_grows(answer)}" if main.result.queue_grows else ""
         return f"No: with {answer.how}, {named}.{best_load(answer, main)}{why}"
@@ -191,6 +191,9 @@ def best_load(answer: SimulationAnswer, main: Variant) -> str:
     if largest.keeps is None:
         return " No load tried meets the targets." if main.outcomes[0].verdict == "broken" else ""
     load = load_text(largest.keeps, users=answer.by_users)
+    worst = answer.variants[-1].largest
+    if answer.is_bounded and worst is not None and worst.keeps != largest.keeps:
+        load = f"{load_text(worst.keeps or 0.0, users=answer.by_users)} to {load}"
     return f" The targets are likely met up to {load} {'users' if answer.by_users else 'requests/s'}."
 
 
@@ -216,6 +219,23 @@ def figures_line(answer: SimulationAnswer) -> str:
     refused = run.rejected + run.failed
     lost = f"; {refused:,} of {run.num_requests:,} requests rejected" if refused else ""
     return f"With {answer.how}: {first}, {slowest}, {token}, {tokens}{lost}."
+
+
+def bounds_line(answer: SimulationAnswer) -> str:
+    """The figures from all drafts accepted to none."""
+    best, worst = (answer.variants[place].result for place in (0, -1))
+
+    def between(metric: Metric, share: str) -> str:
+        low, high = (getattr(run.times[metric], share) for run in (best, worst))
+        return span(answer.ranges.time(metric, low)[0], answer.ranges.time(metric, high)[1])
+
+    low, _ = rate_range(answer, worst, worst.output_tokens_per_s)
+    _, high = rate_range(answer, best, best.output_tokens_per_s)
+    tokens = f"{low:,.0f}" if f"{low:,.0f}" == f"{high:,.0f}" else f"{low:,.0f}-{high:,.0f}"
+    return (
+        f"With {answer.how}: TTFT p50 {between('ttft', 'p50')}, p99 {between('ttft', 'p99')}, "
+        f"TPOT p50 {between('tpot', 'p50')}, {tokens} output tokens/s."
+    )
 
 
 def ranged(value: float, low: float, high: float) -> str:

@@ -356,6 +356,15 @@ def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Versi
     chunk, mode = chunk_size(gpu, args, release), args.disaggregation_mode
     tokens = chunk if mode != "decode" else args.max_num_seqs or decode_graphs(spec, gpu, args, release)
     reserved = 512 + 1.5 * max(tokens, 2048) + args.tensor_parallel_size * args.pipeline_parallel_size / 8 * 1024
+    reserved += graphs_mib(spec, gpu, args, release)
+    reserved = max(reserved, 10 * 1024) if smi_mib(gpu) > 60 * 1024 else reserved
+    keeps_decodes = captures_decodes(args) and mode != "prefill"
+    return reserved + exchange.kept_mib(args, prefill_graphs=False, decode_graphs=keeps_decodes)
+
+
+def graphs_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
+    """The part of what is reserved that graphs and their inputs take."""
+    mode, reserved = args.disaggregation_mode, 0.0
     if captures_decodes(args) and mode != "prefill":
         reserved += 2 * decode_graphs(spec, gpu, args, release)
     if args.enable_dp_attention and mode != "prefill":
@@ -363,12 +372,10 @@ def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Versi
         reserved += 3 * largest * args.data_parallel_size
         reserved += 1.5 * largest * args.data_parallel_size if largest > LARGE_GRAPHS else 0
     if release.has("prefill_graphs") and sglang_models.captures_prefill(spec, args):
-        graphs = num_prefill_graphs(most_prefill_tokens(spec, chunk, args))
+        graphs = num_prefill_graphs(most_prefill_tokens(spec, chunk_size(gpu, args, release), args))
         reserved += MLA_GRAPHS_MIB if spec.is_mla else 8 * graphs
         reserved += exchange.kept_mib(args, prefill_graphs=True, decode_graphs=False)
-    reserved = max(reserved, 10 * 1024) if smi_mib(gpu) > 60 * 1024 else reserved
-    decode_graphs_kept = captures_decodes(args) and mode != "prefill"
-    return reserved + exchange.kept_mib(args, prefill_graphs=False, decode_graphs=decode_graphs_kept)
+    return reserved
 
 
 def image_reservation(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
