@@ -1,10 +1,10 @@
 """Event-driven simulation of a server whose requests share no prefix, with the same steps as the engine's scheduler.
 
 If no two prompts share a prefix, block identities do not matter: only how many blocks are free and in which order they
-are evicted. Then a decode-only step is three numbers, and only sequences that end, begin or are preempted need work: how
-many allocate a block is counted by the step's number modulo the block size. Rules, order and floating-point operations
-are those of kvplan.simulate.loop over engine.scheduler; tests check that every figure of a run is the same to the last
-bit.
+are evicted. Then a decode-only step is three numbers, and only sequences that end, begin or are preempted need work:
+how many allocate a block is counted by the step's number modulo the block size. Rules, order and floating-point
+operations are those of kvplan.simulate.loop over engine.scheduler; tests check that every figure of a run is the same
+to the last bit.
 
 Only for the cases of `is_unshared`: one group of full-attention layers, first come first served, no tiers.
 """
