@@ -625,7 +625,7 @@ class Unshared:
             seconds_sum, (running_sum, waiting_sum, used_sum, stored_sum, _) = bucket.seconds, bucket.sums
             limit, noted, tokens = min(bound, edge), number, 0
             while clock < limit:
-                step = self._pending if is_late else PLAIN  # the next to run
+                step = self._pending or PLAIN  # the next to run
                 is_plain, begun = step is PLAIN, number
                 base, slope, until, least = self._line(step, count, read if is_late else read + count)
                 last = self._agenda[0] if is_plain else number + 1
