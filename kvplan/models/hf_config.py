@@ -58,17 +58,20 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "renamed": (
         "apertus", "hyperclovax", "step1", "telechat", "iquestloopcoder", "ernie4_5_moe", "bailing_moe", "sarvam_moe",
-        "param2moe", "afmoe", "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
+        "param2moe", "afmoe", "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5", "PanguProMoE",
+        "interns1_pro_text",
     ),
     "recent": (
         "beam", "flint", "rnj1", "molmo2", "molmo2_text",
-        "hrm_text", "molmo",
+        "hrm_text", "molmo", "domyn_edge", "dory",
     ),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
         "granitemoehybrid", "nemotron_h", "lfm2", "lfm2_moe", "falcon_mamba",
     ),
-    "ling": ("bailing_hybrid",),
+    "ling": ("bailing_hybrid", "alice_ai"),
+    "hunyuan4": ("hy_v4",),
+    "ernie_vl": ("ernie4_5_moe_vl", "ernie4_5_vl_moe"),
     "zamba": ("zamba2",),
     "moondream": ("moondream3",),
     "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "qwen4_exp_text"),
@@ -79,7 +82,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "minimax": ("minimax_m1", "minimax_text_01", "minimax"),
     "glm5_next": ("glm5_next_text", "glm5_next"),
     "qwen4_exp": ("qwen4_exp_text", "qwen4_exp"),
-    "encoder_decoder": ("whisper",),
+    "encoder_decoder": ("whisper", "nemotron_parse"),
     "encoders": ("bert", "roberta", "xlm-roberta", "modernbert"),
 }  # fmt: skip
 # Servers' classes whose configs have a model type of any name -> the type that their config is read as.
@@ -94,13 +97,15 @@ CLASSES: dict[str, str] = {
     "MiniCPMO": "qwen2", "Phi4ForCausalLMV": "phi3",
     "MoonshotKimiaForCausalLM": "qwen2",
     "BailingMoeV3ForCausalLM": "bailing_hybrid",
-    "Rnj1ForCausalLM": "rnj1", "Molmo2ForConditionalGeneration": "molmo2",
+    "DeepseekV2ForCausalLM": "deepseek_v2", "Rnj1ForCausalLM": "rnj1",
+    "Molmo2ForConditionalGeneration": "molmo2",
     "TeleChat2ForCausalLM": "telechat", "TeleChat3ForCausalLM": "llama", "TeleFLMForCausalLM": "llama",
 }  # fmt: skip
 # Types that are another under a name of their own.
 READ_AS: dict[str, str] = {
     "cohere_compass_text": "cohere2", "gemma4_unified_text": "gemma4_text",
-    "minimax_m3_text": "minimax_m3", "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
+    "minimax_m3_text": "minimax_m3", "mimo_v2_omni": "mimo_v2", "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
+    "fireredasr2": "qwen2", "funasr": "qwen3",
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
 
@@ -250,6 +255,7 @@ LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
     "deepseek_sparse_attention": (LatentAttention,),
     "indexed_attention": (LatentAttention, FullAttention),
     "qwen_sparse_attention": (FullAttention,),
+    "mlp": (),
 }
 # Types whose output head takes no quantization unless the config names it. Source: vLLM 0.33 model_executor/models
 # (ParallelLMHead without quant_config).

@@ -45,6 +45,7 @@ class StepWork(NamedTuple):
     num_seqs      sequences in the step
     read, pairs   tokens read and (query, key) pairs, by kind of reach
     num_prompts, prompt_tokens, prompt_pairs  of these, the sequences that compute their prompt, their tokens and pairs
+    more          seconds of what else is done in it: a drafter's passes, adapters
     """
 
     num_tokens: int = 0
@@ -55,6 +56,7 @@ class StepWork(NamedTuple):
     num_prompts: int = 0
     prompt_tokens: int = 0
     prompt_pairs: tuple[int, ...] = ()
+    more: float = 0.0
 
 
 def batch_work(batch: Batch, reaches: tuple[Reach, ...]) -> StepWork:
