@@ -1,6 +1,6 @@
 """config.json -> ModelSpec: finds the family's reader and adds name, dtype, quantization and towers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from importlib import import_module
@@ -23,7 +23,8 @@ from kvplan.models.spec import (
     ModelSpec,
     RecurrentState,
     SlidingWindow,
-    Weight,
+    interned,
+    unique,
 )
 
 Reader = Callable[[Config, str], SpecDraft]
@@ -311,7 +312,7 @@ def is_latent_head(values: Mapping[str, Any]) -> bool:
 
 def check_size(draft: SpecDraft, where: str) -> None:
     """Reject dimensions whose product cannot fit on any machine."""
-    largest = max((w.num_params for layer in draft.layer_weights for w in layer), default=0)
+    largest = max((w.num_params for layer in unique(draft.layer_weights) for w in layer), default=0)
     if largest * len(draft.layers) > 2**63:
         raise InvalidInputError(where, "the dimensions multiply to more than 2^63 parameters", "correct the config")
 
@@ -365,12 +366,6 @@ def check_shared(outer: Config, inner: Config, draft: SpecDraft) -> None:
         )
 
 
-def shared(layers: Sequence[tuple[Weight, ...]]) -> tuple[tuple[Weight, ...], ...]:
-    """The layers, those with equal weights as one object: each is sized once (`kvplan.sizing.weights.equals`)."""
-    kinds: dict[tuple[Weight, ...], tuple[Weight, ...]] = {}
-    return tuple(kinds.setdefault(weights, weights) for weights in layers)
-
-
 def read_config(
     values: Mapping[str, Any],
     where: str,
@@ -391,6 +386,7 @@ def read_config(
     dense, by_class = reading.get("assume_dense", False), reading.get("by_class", False)
     reader, model_type = reader_for(outer, inner, assume_dense=dense, by_class=by_class)
     draft = reader(inner, model_type)
+    draft.layer_weights = list(interned(draft.layer_weights))  # each kind is sized once (kvplan.sizing.weights.equals)
     check_size(draft, where)
     check_shared(outer, inner, draft)
     if not is_head(values):  # whose layers are read together with its target
@@ -417,7 +413,7 @@ def read_config(
         max_model_len=draft.context.default,
         context_limit=draft.context.limit,
         layers=tuple(draft.layers),
-        layer_weights=shared(draft.layer_weights),
+        layer_weights=tuple(draft.layer_weights),
         other_weights=tuple(draft.other_weights),
         ropes=draft.ropes,
         quantization=quantization,

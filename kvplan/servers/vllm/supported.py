@@ -21,6 +21,9 @@ IN_FLOAT32: Final = ("compressed-tensors",)
 
 def check_architecture(spec: ModelSpec, release: Version, sm: int) -> None:
     """Reject a model whose caches a release sizes in a way that is not modeled."""
+    if later := classes.too_early(spec, release):
+        problem = f"{release.label} has no class for {spec.architecture}"
+        raise UnsupportedModelError(spec.name, problem, f"use --engine vllm@{later}, the first that has it")
     first: tuple[int, ...] = classes.class_of(spec).first_sized
     if spec.is_pooled and sm // 10 != 9:  # other kernels read whole rows
         first = since("pooled_pages")
