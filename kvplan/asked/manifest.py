@@ -132,9 +132,7 @@ def served(text: str, where: str) -> list[ServedContainer]:
                 raise UsageError(where, f"has more than {MOST_CONTAINERS} containers that serve", "split the file")
     if not containers:
         raise UsageError(
-            where,
-            "no container in it runs a server",
-            f"name a manifest with a container that runs {programs()}",
+            where, "no container in it runs a server", f"name a manifest with a container that runs {programs()}"
         )
     return named_apart(containers)
 

@@ -5,6 +5,7 @@ that kvplan can state.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
@@ -522,32 +523,15 @@ DRAFTERS: Final[dict[str, Builder]] = dict.fromkeys(
     ("deepseek2", "glm4moe", "qwen3next", "qwen35", "qwen35moe"), predicted
 )
 BUILDERS: Final[dict[str, Builder]] = {
-    "llama": lambda g: standard(g, factors=True),
-    "mistral3": lambda g: standard(g, factors=True),
-    "qwen2": standard,
-    "qwen3": standard,
-    "qwen3moe": standard,
-    "glm4moe": standard,
-    "starcoder2": standard,
-    "granite": lambda g: standard(g, factors=True),
+    **dict.fromkeys(("llama", "mistral3", "granite"), partial(standard, factors=True)),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "glm4moe", "starcoder2"), standard),
     "smollm3": lambda g: standard(g, rope_period=4),
     "phi3": lambda g: standard(g, factors=True, scaled_q=True),
-    "olmo2": unsplit,
-    "minimax-m2": unsplit,
-    "command-r": parallel,
-    "cohere2": parallel,
-    "gemma2": gemma,
-    "gemma3": gemma,
-    "gemma4": gemma4,
-    "gpt-oss": gpt_oss,
-    "deepseek2": deepseek2,
-    "mamba": mamba,
-    "mamba2": mamba,
-    "qwen3next": qwen_hybrid,
-    "qwen35": qwen_hybrid,
-    "qwen35moe": qwen_hybrid,
-    "nemotron_h": nemotron_h,
-    "nemotron_h_moe": nemotron_h,
-    "falcon-h1": falcon_h1,
-    "lfm2": lfm2,
-}
+    **dict.fromkeys(("olmo2", "minimax-m2"), unsplit),
+    **dict.fromkeys(("command-r", "cohere2"), parallel),
+    **dict.fromkeys(("gemma2", "gemma3"), gemma),
+    **dict.fromkeys(("mamba", "mamba2"), mamba),
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), qwen_hybrid),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), nemotron_h),
+    "gemma4": gemma4, "gpt-oss": gpt_oss, "deepseek2": deepseek2, "falcon-h1": falcon_h1, "lfm2": lfm2,
+}  # fmt: skip

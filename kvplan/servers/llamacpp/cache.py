@@ -12,8 +12,6 @@ from kvplan.servers.llamacpp.placement import DEVICE_ALIGNMENT, HOST_ALIGNMENT, 
 from kvplan.servers.llamacpp.settings import CACHE_KINDS, CELLS, Context, Settings, padded
 from kvplan.servers.llamacpp.shape import Shape
 
-STATE_KIND = "F32"
-
 
 def window_cells(shape: Shape, context: Context, settings: Settings) -> int:
     """Cells of a stream in the layers that attend within a window."""
