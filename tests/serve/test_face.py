@@ -269,7 +269,7 @@ def test_every_sampling_parameter_is_taken(server: Serving, name: str) -> None:
         ({"input_ids": [1], "sampling_params": {"temperature": -1}}, "temperature"),
         ({"input_ids": [1], "sampling_params": {"max_new_tokens": 9000}}, "maximum context length"),
         ({"input_ids": list(range(8192))}, "longer than the model's context length"),
-        ({"input_ids": [1], "sampling_params": {"ebnf": "root ::= x"}}, "structured_outputs"),
+        ({"input_ids": [1], "sampling_params": {"ebnf": "root ::= x"}}, "ebnf"),
         ({"input_ids": [1], "top_logprobs_num": "x", "return_logprob": True}, "top_logprobs_num"),
         ({"input_ids": [10**9]}, "token"),
     ],
