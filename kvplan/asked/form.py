@@ -218,13 +218,13 @@ def with_only_engine(form: Form) -> Form:
     """The form with the server that alone can be meant, where none is named: that of a library's `NAME:TAG`, or the
     first that runs on the vendor's GPUs.
     """
-    name, names = form.text("model") or "", form.values.get("gpu")
+    name = form.text("model") or ""
     if {"engine", "from_command"} & form.values.keys():
         return form
     if re.fullmatch(r"[\w.-]+:[\w.-]+", name) and catalog.find(name) is None:
         return form.changed(engine=next(server for server in SERVERS if abilities_of(server).library))
     with suppress(KvplanError):  # an unknown GPU is rejected elsewhere
-        vendors = {gpu(split_count(str(text))[1]).vendor for text in names} if isinstance(names, list) else set()
+        vendors = {gpu(split_count(text)[1]).vendor for text in form.texts("gpu") or ()}
         if vendors and not vendors & set(abilities_of(DEFAULT).vendors):
             served = (server for server in SERVERS if vendors <= set(abilities_of(server).vendors))
             return form.changed(engine=next(served, DEFAULT))

@@ -71,7 +71,7 @@ def ngrams(config: Config, hidden: int, index: int) -> tuple[tuple[Weight, ...],
         raise config.fail("ple_embed_dim", f"is no multiple of the {total} heads ({width})", "correct the config")
     stored = config.text("ple_embedding_dtype", "")
     if stored not in STORED:
-        raise config.fail("ple_embedding_dtype", f"{stored!r:.40} is none of {', '.join(filter(None, STORED))}")
+        raise config.fail("ple_embedding_dtype", f"{stored!r:.40} is not one of {', '.join(filter(None, STORED))}")
     weights = (
         Weight(
             "ple.ple_embedding.ngram_embedding", "embedding", width // total, (Part(table_rows(config, index)),),

@@ -103,7 +103,7 @@ def check_draft(request: Request) -> None:
         raise UnsupportedModelError(what, problem, "leave them out")
     if draft is not None and method == MTP:
         problem = "is a second file with the layers for multi-token prediction, which kvplan does not size"
-        raise UsageError(f"draft {draft.name}", problem, "name a file that has them beside the model's own")
+        raise UsageError(f"draft {draft.name}", problem, "name a file with these layers and the model's own")
     if draft is not None and abs(draft.vocab_size - own) > VOCABULARY:
         problem = f"has {draft.vocab_size:,} tokens, the model {own:,}: llama.cpp refuses more than {VOCABULARY} apart"
         raise UsageError(f"draft {draft.name}", problem, "use a draft of the same family", keys=("draft_model",))
