@@ -283,7 +283,7 @@ class Twin:
             seq.max_tokens = max(1, min(seq.max_tokens, length))
         handover = self.tiers if isinstance(self.tiers, Transfer) else None
         if handover is not None and simulated.transfer:
-            handover.check_params(simulated.transfer)
+            handover.check_params(simulated.transfer, seq.num_prompt_tokens)
         self.scheduler.add(seq)
         if handover is not None and simulated.transfer:
             handover.expect(seq, simulated.transfer)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvplan.servers.logs.failures import Failures
     from kvplan.servers.logs.log import Logs
     from kvplan.servers.logs.metrics import Metrics
-    from kvplan.servers.plans.plan import HostRow, Plan, Refusal, Request, Sized
+    from kvplan.servers.plans.plan import Estimate, HostRow, Plan, Refusal, Request, Sized
     from kvplan.servers.releases import Version
     from kvplan.servers.words.arguments import EngineArgs, Settings
     from kvplan.servers.words.command import Other, ServeCommand, Started, Variable
@@ -110,6 +110,7 @@ class Abilities:
     shares_experts    its data-parallel replicas keep one set of experts and exchange tokens for them
     file_types        --quantization is the type of the file that it loads, one of these, the largest first; none: it
                      changes the weights while loading
+    library           it names models `NAME:TAG`, by a library of its own
     """
 
     label_words: bool = False
@@ -128,6 +129,7 @@ class Abilities:
     one_machine: bool = False
     shares_experts: bool = False
     file_types: tuple[str, ...] = ()
+    library: bool = False
 
 
 def face_of(engine: str) -> ModuleType | None:
@@ -296,7 +298,7 @@ class Server(Reader, Protocol):
     def size(self, request: "Request") -> "Sized": ...
     def gate(self, plan: "Plan", end: Literal["low", "likely"]) -> "Refusal | None": ...
     def kept_back(self, plan: "Plan") -> int: ...
-    def asleep(self, plan: "Plan") -> "dict[str, Estimate]": ...
+    def asleep(self, plan: "Plan") -> "Mapping[str, Estimate]": ...
     def remedies(self, plan: "Plan") -> "Iterable[tuple[str, dict[str, Any]]]": ...
     def host(self, plan: "Plan") -> "tuple[HostRow, ...]": ...
     def explain(self, plan: "Plan") -> Explanation: ...

@@ -52,7 +52,7 @@ terms: Terms = replace(
     },
     sources=replace(started_server.terms.sources, arguments=SOURCE, described="{label} by Ollama's source"),
 )
-abilities: Abilities = started_server.abilities
+abilities: Abilities = replace(started_server.abilities, library=True)
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
