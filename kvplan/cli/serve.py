@@ -133,7 +133,9 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     specs = tiers_of(options.tier or ())
     check(the_plan, specs, drafts=face_of(request.release.engine) is None, hands_over=True)
     drafts = stated_drafts(the_plan, shares_of(options.efficiency))
-    refuse_beside_drafts({"--tier": bool(specs and drafts is not None)})
+    if drafts is not None:
+        handed = the_plan.request.args.kv_transfer_config is not None
+        refuse_beside_drafts({"--tier": bool(specs), "--kv-transfer-config": handed})
     engine = the_plan.request.release.engine
     if face_of(engine) is not None:
         beside = ("tier", "speculative_config", "kv_events_config", "lora_modules", "link")
@@ -180,9 +182,8 @@ def twins(
     pairs = [transfer_config(the_plan, link, number, is_rank=are_ranks) for number in range(replicas)]
     if pairs[0] is not None:
         refuse_given(options, ("tier", "speculative_config"), "cannot be used with --kv-transfer-config", "remove it")
-        if vector_size is not None or settings["drafts"] is not None:
-            what = "a pooling model hands nothing over" if vector_size is not None else "drafts are not handed over"
-            raise UsageError("--kv-transfer-config", what, "remove it")
+        if vector_size is not None:
+            raise UsageError("--kv-transfer-config", "a pooling model hands nothing over", "remove it")
     events = events_config(options.kv_events_config)
     if events is not None:
         require_events()

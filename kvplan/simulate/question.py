@@ -152,6 +152,7 @@ BESIDE: Final = {
     "--baseline": "only paged memory is simulated with drafts",
     "--calibration": "was measured without drafts",
     "--disaggregate": "drafts are not handed over",
+    "--kv-transfer-config": "drafts are not handed over",
 }
 
 
