@@ -86,6 +86,8 @@ def answered(
         onlooker.tell("note", unseen_note(uncertainty.unseen))
     if not onlooker.is_asked:
         say_who_joined(load, variants[0].result.seconds, onlooker.tell)
+    if variants:
+        uncertainty = uncertainty.of(waits=variants[0].simulation.records.waits(load.skipped))
     times = next(iter(setups.values())).step_time
     return SimulationAnswer(
         the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty
