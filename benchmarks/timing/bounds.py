@@ -114,11 +114,15 @@ def lines(every: Sequence[Point]) -> Iterator[str]:
     yield HEADER
     points = by_metric(by_others(sound(every)))
     samples = {metric: Sample.of(chosen) for metric, chosen in points.items()}
+    own_points: dict[tuple[Kind, str], list[Point]] = defaultdict(list)
+    for metric, chosen in points.items():
+        for point in chosen:
+            own_points[kinds.group(point.fact), metric].append(point)
     for kind in map(Kind._make, product(MODELS, DEVICES, (*HOSTS, ANY))):
         for metric in METRICS:
             if metric not in points:
                 continue
-            own = [point for point in points[metric] if kinds.group(point.fact) == kind]
+            own = own_points[kind, metric]
             inside = sum(point.low <= point.measured <= point.high for point in own)
             counts = (len(own), len(Counter(kinds.kind_of(point.fact) for point in own)), inside)
             factors = (factor for waits in (False, True) for factor in samples[metric].spread(kind, waits=waits))

@@ -1,9 +1,9 @@
 """What times of real servers are as factors of those predicted, by kind of plan, on results whose kind was left out.
 
 A kind of plan is what changes kernels and scheduler: small, dense, experts or blocks of fp8; whether kernels were
-measured on the GPU; the server. `held_out.csv` is written by `benchmarks/timeboard.py --ranges`: each result was predicted
-with a host that was fitted without its model family, weight format, GPU generation and release, and its range is the
-others', of the nearest kinds of plan (`benchmarks/timing/bounds.py`).
+measured on the GPU; the server. `held_out.csv` is written by `benchmarks/timeboard.py --ranges`: each result was
+predicted with a host that was fitted without its model family, weight format, GPU generation and release, and its range
+is the others', of the nearest kinds of plan (`benchmarks/timing/bounds.py`).
 """
 
 import csv
@@ -34,8 +34,11 @@ DEVICES: Final = {
     "other": "other GPUs",
 }
 MODELS: Final = {
-    "small": "models below 1B", "dense": "dense models", "experts": "models with experts", "fp8 blocks": "models in blocks of fp8",
-}  # fmt: skip
+    "small": "models below 1B",
+    "dense": "dense models",
+    "experts": "models with experts",
+    "fp8 blocks": "models in blocks of fp8",
+}
 SMALL: Final = 10**9  # parameters below which the host, whose CPU nobody states, takes longer than the GPU
 ANY: Final = ""
 FEWEST: Final = 20  # results of a kind of plans from which on it is said how many lay in their range
@@ -94,8 +97,9 @@ def scores() -> Mapping[Kind, Mapping[str, Score]]:
         for row in csv.reader(lines):
             if row[0] == "models":
                 continue
-            counts, factors = map(int, row[4:7]), list(map(float, row[7:]))
-            score = Score(*counts, Spread(*factors[:4]), Spread(*factors[4:]))
+            factors = list(map(float, row[7:]))
+            served, waiting = Spread(*factors[:4]), Spread(*factors[4:])
+            score = Score(int(row[4]), int(row[5]), int(row[6]), served, waiting)
             table.setdefault(Kind(*row[:3]), {})[row[3]] = score
     return table
 
