@@ -119,11 +119,13 @@ class Kernels:
 
     # --- attention
 
-    def decode(self, count: float, context: float, shape: Heads) -> float:
+    def decode(self, count: float, context: float, shape: Heads, queries: float = 1.0) -> float:
+        """queries: tokens of a sequence, whose heads are so many more rows over the same keys, as kernels pack them."""
+        rows = shape if queries == 1.0 else shape._replace(heads=queries * shape.heads)  # type: ignore[arg-type]
         if self.shares.kv is not None:
-            return roof.decode(slower(self.gpu, self.shares.kv, 1.0), count, context, shape)
+            return roof.decode(slower(self.gpu, self.shares.kv, 1.0), count, context, rows)
         factor = self._surface(("decode", shape), lambda: self._attention("decode", shape))(count, context)
-        return factor * roof.decode(self.gpu, count, context, shape)
+        return factor * roof.decode(self.gpu, count, context, rows)
 
     def prefill(self, tokens: float, pairs: float, shape: Heads) -> float:
         factor = self._surface(("prefill", shape), lambda: self._attention("prefill", shape))(tokens)
@@ -144,7 +146,7 @@ class Kernels:
         heads, kv_heads, dim, window = part.shapes[index]
         return f"{heads:g} over {kv_heads:g} of {dim:g}{f' in {window:g} tokens' if window else ''}"
 
-    def latent_decode(self, count: float, context: float, heads: int, kv_bytes: int) -> float:
+    def latent_decode(self, count: float, context: float, heads: int, kv_bytes: int, queries: float = 1.0) -> float:
         def make() -> Surface:
             for form in ("fp8", "bf16") if kv_bytes == 1 else ("bf16",):
                 part = self._part("latent_decode", form)
@@ -154,7 +156,7 @@ class Kernels:
             return self._attention("decode", Heads(heads, 1, 512, 0, kv_bytes))
 
         factor = self._surface(("latent", heads, kv_bytes), make)(count, context)
-        return factor * roof.latent_decode(self.gpu, count, context, heads, kv_bytes)
+        return factor * roof.latent_decode(self.gpu, count, context, queries * heads, kv_bytes)
 
     def latent_prefill(self, tokens: float, pairs: float, heads: int) -> float:
         """Prompts are attended to with decompressed keys and values, as by heads without groups."""
