@@ -7,7 +7,8 @@ FACTS are JSON Lines or CSV, as tests/facts/time_cases.csv; a result that severa
 predicted with hosts that were fitted without its kind (model family, weight format, GPU generation, release:
 benchmarks/timing/folds.json), with --fitted as shipped. Left out are results that contradict themselves and servers
 that kvplan does not plan, unless --others asks for them alone (predicted as vLLM, whose host no result of them has
-changed); families that no constant has seen, unless --unseen asks for them alone. --every 10 takes each tenth row.
+changed); first tokens that come sooner under a heavier load; families that no constant has seen, unless --unseen asks
+for them alone. --every 10 takes each tenth row.
 --peer FILE sets aiconfigurator's times (benchmarks/timing/peer.py) beside kvplan's on the same results. Ranges are
 those that `simulate` states. --report takes them from the other kinds among FACTS, and rewrites
 reports/accuracy/time.md and the table in docs/accuracy.md; --ranges rewrites what answers say of their ranges
@@ -33,7 +34,7 @@ sys.path[:] = [str(ROOT), *(path for path in sys.path if Path(path or ".").resol
 
 from benchmarks.timing import bounds, report, scores  # noqa: E402 -- after the path
 from benchmarks.timing.facts import MAX_BYTES, Fact, Malformed, name_of, read_facts  # noqa: E402 -- after the path
-from benchmarks.timing.kinds import is_faulty, is_held  # noqa: E402 -- after the path
+from benchmarks.timing.kinds import is_faulty, is_held, warming  # noqa: E402 -- after the path
 from benchmarks.timing.predict import OWN, Predicted, predicted_by_kvplan  # noqa: E402 -- after the path
 from kvplan.core.errors import KvplanError  # noqa: E402 -- after the path
 from kvplan.core.files import read_text  # noqa: E402 -- after the path
@@ -92,12 +93,13 @@ def board(
 ) -> report.Board:  # fmt: skip
     rows, num_malformed = results(paths)
     facts = [row for row in rows if is_judged(row, is_unseen=is_unseen, of_others=of_others)][::every]
-    answers = predictions(facts, jobs, as_shipped=as_shipped)
+    answers, cold = predictions(facts, jobs, as_shipped=as_shipped), warming(facts)
     points = tuple(
         point
         for fact, answer in zip(facts, answers, strict=True)
         if isinstance(answer, Predicted)
         for point in scores.points(fact, answer)
+        if point.metric != "ttft" or (fact.src, fact.id) not in cold
     )
     return report.Board(
         ", ".join(path.name for path in paths),

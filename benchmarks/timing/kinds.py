@@ -1,6 +1,8 @@
 """Kinds of published results: those whose errors are alike, and are left out of a fit together."""
 
+import math
 import re
+from collections.abc import Iterable
 
 from benchmarks.timing.facts import Fact, name_of, spec_of
 from benchmarks.timing.recipes import with_recipe
@@ -36,6 +38,7 @@ def is_faulty(fact: Fact) -> bool:
 
 
 AHEAD = 14  # vLLM 0.14 schedules ahead by default
+SLOWER = 2
 COMPILED = ("", "0.5.10.post1")  # SGLang's releases in whose results kernels were compiled while they were measured
 
 
@@ -45,6 +48,27 @@ def is_compiled(fact: Fact) -> bool:
     Scored, but not fitted to.
     """
     return fact.engine == "sglang" and fact.src == "inferencex" and fact.version in COMPILED
+
+
+def warming(facts: Iterable[Fact]) -> frozenset[tuple[str, str]]:
+    """Sources and ids of results whose first token took more than twice as long as the same server's under a heavier
+    load: kernels were compiled, or the first requests woke the server (1 request/s on 4 RTX 4090: 6.9 s; 8 requests/s:
+    0.2 s). A factor of 1.5 or 3 says so of one more and of three fewer.
+    """
+    servers: dict[tuple[object, ...], dict[tuple[str, str], tuple[float, float]]] = {}
+    for fact in facts:
+        first, load = fact.stated("ttft"), fact.rate if fact.users is None else fact.users
+        if first is not None and load is not None and load != math.inf:
+            lengths = round(fact.input_len, -2), round(fact.output_len, -2)
+            ranks = fact.tp, fact.ep, fact.dp, fact.users is None
+            key = fact.src, fact.engine, fact.version, fact.model, fact.gpu, *ranks, *lengths
+            servers.setdefault(key, {})[fact.src, fact.id] = load, first[1]
+    return frozenset(
+        name
+        for own in servers.values()
+        for name, (load, first) in own.items()
+        if any(other > load and later * SLOWER < first for other, later in own.values())
+    )
 
 
 def has_other_kernel(fact: Fact) -> bool:

@@ -42,12 +42,17 @@ class Predicted:
     times: dict[str, float]
     out_tps: float
     ranges: Ranges
+    waits: bool = False
 
     def range(self, metric: str, value: float | None = None) -> tuple[float, float]:
         """Low and high as kvplan states them."""
         if value is None:
             return self.ranges.rate(self.out_tps, arrivals=None)
         return self.ranges.time(metric, value)
+
+    def target(self, metric: str, value: float) -> tuple[float, float]:
+        """Values between which kvplan does not say whether a goal is met."""
+        return self.ranges.target(metric, value)
 
 
 def load_of(fact: Fact) -> BenchLoad:
@@ -143,7 +148,8 @@ def predict(fact: Fact, made: Plan, times: StepTime) -> Predicted:
     result = figures(made, times, load_of(fact))
     polled = poll_of(fact) * result.times.get("tpot_p50", 0.0)
     waited = {name: value + polled * name.startswith("ttft") for name, value in result.times.items()}
-    return Predicted(waited, fact.dp * result.output_tokens_per_s, modeled(made))
+    ranges = modeled(made)
+    return Predicted(waited, fact.dp * result.output_tokens_per_s, ranges.of(waits=result.waits), result.waits)
 
 
 def stepped(fact: Fact, made: Plan, host: Host) -> KernelStep:

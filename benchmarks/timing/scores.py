@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,11 @@ AT_LOAD = 0.95  # a server that answers fewer than this share of the arrivals is
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One metric of one fact: predicted and measured, with the range that kvplan states."""
+    """One metric of one fact: predicted and measured, with the range that kvplan states.
+
+    breaks, keeps  between them it is too close to call whether a goal is met; the range if not set
+    waits          requests wait for others for most of their time to the first token
+    """
 
     fact: Fact
     metric: str
@@ -27,6 +31,9 @@ class Point:
     measured: float
     low: float
     high: float
+    breaks: float | None = None
+    keeps: float | None = None
+    waits: bool = False
 
     @property
     def error(self) -> float:
@@ -46,17 +53,17 @@ class Line:
 
 def points(fact: Fact, predicted: Predicted) -> list[Point]:
     """The metrics of a fact that can be compared."""
-    pairs: list[tuple[str, float, float, float, float]] = []
+    pairs: list[tuple[str, float, float, *tuple[float, ...]]] = []
     for metric in ("tpot", "ttft"):
         stated = fact.stated(metric)
         if stated is None or (metric == "ttft" and "TTFT not judged" in fact.notes):
             continue
         value = predicted.times.get(f"{metric}_{stated[0]}")
         if value is not None:
-            pairs.append((metric, value, stated[1], *predicted.range(metric, value)))
+            pairs.append((metric, value, stated[1], *predicted.range(metric, value), *predicted.target(metric, value)))
     if is_at_load(fact):
         pairs.append(("out_tps", predicted.out_tps, fact.measured["out_tps"], *predicted.range("out_tps")))
-    return [Point(fact, *pair) for pair in pairs]
+    return [replace(Point(fact, *pair), waits=predicted.waits) for pair in pairs]
 
 
 def is_at_load(fact: Fact) -> bool:
@@ -151,9 +158,9 @@ VERDICTS = ("kept", "too close", "broken")
 
 
 def verdict(point: Point, goal: float) -> str:
-    if point.high <= goal:
+    if (point.high if point.keeps is None else point.keeps) <= goal:
         return "kept"
-    return "broken" if point.low > goal else "too close"
+    return "broken" if (point.low if point.breaks is None else point.breaks) > goal else "too close"
 
 
 def goals(points: Iterable[Point]) -> Counter[tuple[str, str]]:

@@ -99,6 +99,7 @@ def fleet_answer(
         else ranges.calibrated()
     )
     outcomes = slo.outcomes(promises, fleet, load.skipped, uncertainty)
+    uncertainty = uncertainty.of(waits=fleet.records.waits(load.skipped))
     good = slo.good_requests(promises, fleet, load.skipped) if promises else None
     steps = "; ".join(dict.fromkeys(step_time(plan, shares, options.calibration).text for plan in plans))
     variant = Variant("fleet", fleet.replicas[0].run, figures.total, outcomes, None, good)

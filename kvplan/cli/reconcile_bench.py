@@ -66,7 +66,7 @@ def reconcile_bench(options: ReconcileOptions, reports: Sequence[output.ReportFi
     plan = plan_of(options, result, "reconcile")
     predicted = figures(plan, step_time(plan, Shares(), options.calibration), load_of(result, plan, None, None))
     stated = ranges.modeled(plan) if options.calibration is None else ranges.calibrated()
-    rows = list(compared(result, predicted, stated))
+    rows = list(compared(result, predicted, stated.of(waits=predicted.waits)))
     output.answer(answer(plan, result, rows), options.format, options.color, reports)
     return 0
 

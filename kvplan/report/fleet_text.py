@@ -92,6 +92,7 @@ def facts(answer: FleetAnswer) -> list[tuple[str, str]]:
 def lines(answer: FleetAnswer) -> list[Part]:
     return [
         line(one_server.verdict_line(answer.total), "bold"),
+        line(one_server.range_text(answer.total)),
         line(title(answer)),
         line(),
         servers_table(answer),
@@ -111,7 +112,7 @@ def page(answer: FleetAnswer) -> list[Block]:
     below = "\n".join(f"{name}: {markdown_text(text)}  " for name, text in facts(answer))
     return [
         heading(2, title(answer)),
-        Markdown(markdown_text(one_server.verdict_line(answer.total))),
+        Markdown(markdown_text(f"{one_server.verdict_line(answer.total)} {one_server.range_text(answer.total)}")),
         servers_table(answer),
         figures_table(answer),
         Markdown(below),

@@ -19,6 +19,7 @@ from kvplan.report import formats
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bold
 from kvplan.simulate.outcome import SimulationAnswer, Variant
+from kvplan.simulate.ranges import coverage_remark, unseen_remark
 from kvplan.simulate.records import METRICS, Metric
 from kvplan.simulate.result import Result, Spread
 from kvplan.simulate.runs import Run
@@ -324,10 +325,14 @@ def facts(answer: SimulationAnswer) -> list[tuple[str, str]]:
         f"{plan.capacity.num_blocks:,} blocks of {plural(plan.pool.block_size, 'token')}, "
         f"up to {settings.max_num_seqs:,} concurrent requests, {settings.max_num_batched_tokens:,} tokens per step"
     )
-    like = [f"{answer.ranges.coverage}; docs/accuracy.md"]
-    if answer.ranges.unseen:
-        like.append(f"wider: no published result with {' or '.join(answer.ranges.unseen)}")
-    return [("Pool", pool), ("Step", answer.step_time), *zip(("Range", ""), like, strict=False)]
+    return [("Pool", pool), ("Step", answer.step_time)]
+
+
+def range_text(answer: SimulationAnswer) -> str:
+    """How often ranges held on results of this kind, and what no result is like."""
+    ranges = answer.ranges
+    wider = f" {unseen_remark(ranges.unseen)}" if ranges.unseen else ""
+    return f"{coverage_remark(ranges.coverage)}{wider}"
 
 
 def figures_table(answer: SimulationAnswer) -> Table:
@@ -339,6 +344,7 @@ def figures_table(answer: SimulationAnswer) -> Table:
 def lines(answer: SimulationAnswer) -> list[Part]:
     return [
         line(verdict_line(answer), "bold"),
+        line(range_text(answer)),
         line(title(answer)),
         line(),
         figures_table(answer),
@@ -357,7 +363,13 @@ def shapes(answer: SimulationAnswer, figures: Callable[[], Sequence[Figure]] = t
 
 def page(answer: SimulationAnswer) -> list[Block]:
     below = "\n".join(f"{name}: {markdown_text(text)}  " for name, text in facts(answer))
-    return [bold(verdict_line(answer)), title(answer), figures_table(answer), Markdown(below)]
+    return [
+        bold(verdict_line(answer)),
+        Markdown(markdown_text(range_text(answer))),
+        title(answer),
+        figures_table(answer),
+        Markdown(below),
+    ]
 
 
 def metrics_table(answer: SimulationAnswer) -> Table:

@@ -205,7 +205,6 @@ def remarks(doc: typed.TimedRecommendationDocument) -> list[str]:
         texts.append(LESS_PRECISE)
     if doc["shares_experts"]:
         texts.append(UNTIMED_RANKS)
-    texts += [coverage_remark(text) for text in doc["coverage"]]
     if doc["unseen"]:
         texts.append(unseen_remark(doc["unseen"]))
     if doc["bounded"]:
@@ -223,6 +222,7 @@ def remarks(doc: typed.TimedRecommendationDocument) -> list[str]:
 
 def lines(doc: typed.TimedRecommendationDocument, limit: int) -> list[Part]:
     parts: list[Part] = [line(doc["answer"], "bold" if doc["holds"] else "bold red")]
+    parts += [line(coverage_remark(text)) for text in doc["coverage"]]
     if doc["placements"]:
         parts += [line(), placements_table(doc, limit), line(), line(METHOD)]
     parts += [line(text) for text in remarks(doc)]
@@ -270,7 +270,7 @@ def offers(doc: typed.TimedRecommendationDocument) -> list[buying.Offer]:
 
 def assumptions(doc: typed.TimedRecommendationDocument) -> list[str]:
     question = doc["question"]
-    whole = "the whole range of every time meets it" if question["strict"] else "the likely time meets it"
+    whole = "it is called kept at the high end of every time" if question["strict"] else "the likely time meets it"
     targets = " and ".join(question["targets"])
     return [
         f"Load: {question['load']}, shared evenly by the servers.",

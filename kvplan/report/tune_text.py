@@ -310,8 +310,6 @@ def remarks(doc: typed.TuneDocument) -> list[str]:
             texts.append("None at the low end: if steps are as slow as their range allows, the targets are missed.")
         if any("kv_cache_dtype" in setting["flags"] for setting in chosen(doc)):
             texts.append("An fp8 KV cache is less precise; no published result says how much faster it is.")
-    if doc["coverage"]:
-        texts.append(coverage_remark(doc["coverage"]))
     if doc["unseen"]:
         texts.append(unseen_remark(doc["unseen"]))
     texts += [
@@ -320,8 +318,13 @@ def remarks(doc: typed.TuneDocument) -> list[str]:
     return texts
 
 
+def covered(doc: typed.TuneDocument) -> list[str]:
+    return [coverage_remark(doc["coverage"])] if doc["coverage"] else []
+
+
 def lines(doc: typed.TuneDocument, limit: int) -> list[Part]:
     parts: list[Part] = [Paragraph("", doc["answer"], "bold" if doc["verdict"] in (None, "kept") else "bold red")]
+    parts += [Paragraph("", text) for text in covered(doc)]
     if doc["settings"]:
         parts += [line(f"Load: {doc['question']['load']}"), line(), settings_table(doc, limit), line()]
     parts += [Paragraph("", text) for text in remarks(doc)]
@@ -332,7 +335,7 @@ def lines(doc: typed.TuneDocument, limit: int) -> list[Part]:
 
 
 def page(doc: typed.TuneDocument, limit: int) -> list[Block]:
-    parts: list[Block] = [bold(doc["answer"])]
+    parts: list[Block] = [bold(doc["answer"]), *covered(doc)]
     if doc["settings"]:
         parts += [f"Load: {doc['question']['load']}", settings_table(doc, limit), METHOD]
     if remarks(doc):

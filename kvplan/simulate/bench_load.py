@@ -55,10 +55,13 @@ class BenchLoad:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Times in milliseconds by metric and statistic ("ttft_p50"), and output tokens per second of the whole server."""
+    """Times in milliseconds by metric and statistic ("ttft_p50"), and output tokens per second of the whole server;
+    waits: whether requests wait for others for most of their time to the first token.
+    """
 
     times: Mapping[str, float]
     output_tokens_per_s: float
+    waits: bool = False
 
 
 def steady(
@@ -115,7 +118,7 @@ def figures(plan: Plan, step_time: StepTime, load: BenchLoad) -> Figures:
             times[f"{metric}_mean"] = 1000 * mean_of(records.times(metric), judged, skipped, load.num_prompts)
             for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
                 times[f"{metric}_{name}"] = 1000 * (percentile(judged, share) or 0.0)
-    return Figures(times, tokens_per_s(records, times, skipped, simulation.clock))
+    return Figures(times, tokens_per_s(records, times, skipped, simulation.clock), records.waits(skipped))
 
 
 def mean_of(every: list[float], judged: list[float], skipped: int, num_prompts: int) -> float:

@@ -204,7 +204,7 @@ def candidate(
     except KvplanError as error:
         return Missed(request.gpu.name, ranks, error.problem)
     steady = steady_rate(
-        the_plan, times, means, demand.promises, ranges_of(the_plan, demand).times if demand.strict else {}
+        the_plan, times, means, demand.promises, ranges_of(the_plan, demand).decided if demand.strict else {}
     )
     if steady.rate <= 0:
         return Missed(request.gpu.name, ranks, steady.why)
@@ -318,7 +318,11 @@ def simulated(option: Candidate, demand: Demand, servers: int) -> Timed | None:
     if not all(outcome.verdict == "kept" if demand.strict else outcome.is_kept for outcome in outcomes):
         return None
     figures = result(simulation, skipped, by_clock=demand.rate is not None)
-    return None if figures.queue_grows else Timed(option, servers, figures, outcomes, spans)
+    return (
+        None
+        if figures.queue_grows
+        else Timed(option, servers, figures, outcomes, spans.of(waits=simulation.records.waits(skipped)))
+    )
 
 
 def served(
@@ -341,4 +345,4 @@ def served(
 
 
 def high(promise: Promise, spans: ranges.Ranges) -> float:
-    return 1.0 if promise.metric is None else spans.time(promise.metric, 1.0)[1]
+    return 1.0 if promise.metric is None else spans.target(promise.metric, 1.0)[1]

@@ -102,6 +102,8 @@ def answered(
         onlooker.tell("note", unseen_note(uncertainty.unseen))
     if not onlooker.is_asked:
         say_who_joined(load, variants[0].result.seconds, onlooker.tell)
+    if variants:
+        uncertainty = uncertainty.of(waits=variants[0].simulation.records.waits(load.skipped))
     setup = next(iter(setups.values()))
     drafts = [other.drafts.name for other in setups.values() if other.drafts is not None]
     is_bounded = len(drafts) > 1

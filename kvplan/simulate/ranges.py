@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from typing import Final, Literal
 
 from kvplan.core.errors import KvplanError
@@ -11,6 +12,7 @@ from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans.plan import Plan
 from kvplan.simulate import coverage
+from kvplan.simulate.coverage import Spread
 from kvplan.simulate.host import regime_of
 from kvplan.simulate.steptime import borrowed_kernels
 
@@ -36,12 +38,33 @@ class Ranges:
 
     unseen    features of this plan that no published result has, as text; empty if results cover all of them
     coverage  how often the ranges held on unseen results of this kind, as text
+    targets   as `times`, but both ends for themselves: a target above the high end is kept, one below the low end
+              broken, with as many wrong verdicts as the docs state; the same as `times` if empty
+    waiting   ranges where requests wait for others; the same if None
     """
 
     times: Mapping[str, Bounds]
     throughput: Bounds
     unseen: tuple[str, ...] = ()
     coverage: str = ""
+    targets: Mapping[str, Bounds] = field(default_factory=dict)
+    waiting: "Ranges | None" = None
+
+    def of(self, *, waits: bool) -> "Ranges":
+        """Return the ranges of a run, by whether its requests wait for others: what steps are off by comes back many
+        times in the wait for a server that is nearly full.
+        """
+        return self.waiting if waits and self.waiting is not None else self
+
+    def target(self, metric: str | None, value: float) -> Bounds:
+        """Return the values of a time between which it is too close to call whether a target is met."""
+        low, high = (1.0, 1.0) if metric is None else self.decided[metric]
+        return low * value, high * value
+
+    @property
+    def decided(self) -> Mapping[str, Bounds]:
+        """Factors of every time between which a target is too close to call."""
+        return self.targets or self.times
 
     def time(self, metric: str | None, value: float) -> Bounds:
         """Return low and high of a time; without a metric (a share of requests) both are the value."""
@@ -67,12 +90,16 @@ def modeled(plan: Plan) -> Ranges:
     request = plan.request
     kind = coverage.kind_of(request.spec, request.gpu, regime_of(plan))
     unseen = tuple(unlike(plan))
-    factor = UNSEEN ** len(unseen)
-    factors = {}
-    for metric in coverage.METRICS:
-        lowest, highest = coverage.range_of(kind, metric)
-        factors[metric] = (lowest / factor, highest * factor)
-    return Ranges(bounds(factors["tpot"], factors["ttft"]), factors["out_tps"], unseen, coverage.coverage(plan))
+    text, factor = coverage.coverage(plan), UNSEEN ** len(unseen)
+    scores = {metric: coverage.score_of(kind, metric) for metric in coverage.METRICS}
+
+    def ranges(spreads: Mapping[str, Spread], waiting: Ranges | None) -> Ranges:
+        tpot, ttft, rate = ((spread.low / factor, spread.high * factor) for spread in spreads.values())
+        targets = ((spread.breaks / factor, spread.keeps * factor) for spread in spreads.values())
+        return Ranges(bounds(tpot, ttft), rate, unseen, text, bounds(next(targets), next(targets)), waiting)
+
+    waiting = ranges({metric: score.waiting for metric, score in scores.items()}, None)
+    return ranges({metric: score.served for metric, score in scores.items()}, waiting)
 
 
 def calibrated() -> Ranges:
@@ -83,14 +110,24 @@ def calibrated() -> Ranges:
 
 def widest(several: tuple[Ranges, ...]) -> Ranges:
     """Return the union of several servers' ranges."""
-    first = several[0]
-    times = {
-        metric: (min(server.times[metric][0] for server in several), max(server.times[metric][1] for server in several))
-        for metric in first.times
-    }
-    low, high = (limit(server.throughput[side] for server in several) for side, limit in ((0, min), (1, max)))
     unseen = tuple(dict.fromkeys(name for server in several for name in server.unseen))
-    return Ranges(times, (low, high), unseen, "; ".join(dict.fromkeys(server.coverage for server in several)))
+    text = "; ".join(dict.fromkeys(server.coverage for server in several))
+    waiting = tuple(server.waiting for server in several if server.waiting is not None)
+    return Ranges(
+        union([server.times for server in several]),
+        union([{"": server.throughput} for server in several])[""],
+        unseen,
+        text,
+        union([server.targets for server in several]),
+        widest(waiting) if waiting else None,
+    )
+
+
+def union(several: Sequence[Mapping[str, Bounds]]) -> Mapping[str, Bounds]:
+    return {
+        name: (min(server[name][0] for server in several), max(server[name][1] for server in several))
+        for name in several[0]
+    }
 
 
 def unlike(plan: Plan) -> Iterator[str]:
@@ -137,4 +174,4 @@ def unseen_remark(unseen: Sequence[str]) -> str:
 
 def coverage_remark(text: str) -> str:
     """Return the coverage of ranges as a full sentence."""
-    return f"Ranges {text}." if text.startswith("held") else f"Ranges: {text}."
+    return f"The range {text}." if text.startswith("covers") else f"Ranges: {text}."

@@ -64,6 +64,14 @@ class Records:
             case _:
                 assert_never(metric)
 
+    def waits(self, after: int = 0) -> bool:
+        """Return whether requests wait for others for most of their time to the first token: longer than the request
+        that waits the least, by more than what the prompts themselves take.
+        """
+        queued = self.times("queue", after)
+        others = sum(queued) - len(queued) * min(self.times("queue"), default=0.0)
+        return others > sum(self.times("ttft", after)) / 2
+
 
 def percentile(values: list[float], share: float, beyond: int = 0) -> float | None:
     """Return the smallest value with at least `share` of all values at or below it (nearest rank).

@@ -54,7 +54,7 @@ def refused_requests(simulation: ServedRequests) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A target with the run's value and its range; a target without a value is missed."""
+    """A target with the run's value, and between what values it is too close to call; without a value it is missed."""
 
     promise: Promise
     value: float | None
@@ -106,13 +106,14 @@ def outcomes(
     promises: tuple[Promise, ...], simulation: ServedRequests, skipped: int, ranges: Ranges | None = None
 ) -> tuple[Kept, ...]:
     """Return each target with the run's value; without ranges a value counts as exact."""
+    ranges = None if ranges is None else ranges.of(waits=simulation.records.waits(skipped))
     return tuple(kept_promise(promise, promise.value(simulation, skipped), ranges) for promise in promises)
 
 
 def kept_promise(promise: Promise, value: float | None, ranges: Ranges | None) -> Kept:
     if value is None or ranges is None:
         return Kept(promise, value, value, value)
-    return Kept(promise, value, *ranges.time(promise.metric, value))
+    return Kept(promise, value, *ranges.target(promise.metric, value))
 
 
 def good_requests(promises: tuple[Promise, ...], simulation: ServedRequests, skipped: int) -> int:

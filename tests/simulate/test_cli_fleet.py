@@ -22,7 +22,8 @@ def test_the_verdict_comes_first_and_then_a_row_for_each_server(run: Run) -> Non
     done = run(*CONV, "--replicas", "3", "--slo", "ttft=30s")
     lines = done.out.splitlines()
     assert lines[0].startswith("Yes: with 9 requests/s on 3 servers (a100-80g), ttft p99 is")
-    assert [line.split()[:2] for line in lines[4:7]] == [[str(index), "a100-80g"] for index in range(3)]
+    assert lines[1].startswith("The range covers ")
+    assert [line.split()[:2] for line in lines[5:8]] == [[str(index), "a100-80g"] for index in range(3)]
 
 
 def test_one_server_behind_a_router_is_that_server(run: Run) -> None:
