@@ -7,7 +7,7 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import ModelSpec, Quantization
 from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.sglang import models
-from kvplan.servers.sglang.classes import class_of, standing
+from kvplan.servers.sglang.classes import class_of, standing, unread
 from kvplan.servers.words.arguments import Settings
 
 OLDEST_GPU: Final = 75  # srt/model_executor/model_runner_components/load_model_utils.py
@@ -43,7 +43,7 @@ def refusal(request: Request, settings: Settings) -> Refusal | None:
     if spec.is_sparse_mla and 0 < sm < SPARSE_MLA_CAPABILITY:
         needs = f"needs compute capability 9.0, this GPU has {sm / 10:.1f}"
         return unsupported(f"the sparse attention of {spec.name} {needs}")
-    if isinstance(answer := standing(request), Refusal):
+    if isinstance(answer := standing(request), Refusal) or (answer := unread(spec)):
         return answer
     backend = models.backend_refusal(spec, sm, request.args, request.release)
     flags = backend or deterministic(request) or runner(request)
