@@ -74,6 +74,8 @@ class ModelType:
     by_interval: bool = False  # full layers are those of full_attention_interval (or 4), whatever layer_types says
     own_rope: bool = False  # SGLang's own config, which does not state the original length of a scaled rope
     rope_per_kind: bool = False  # it lists ropes by kind of layer, where SGLang finds no factor
+    uncounted: str = ""  # kind of states that it keeps beside its pools, in what the fraction leaves
+    tables_on_host: str = ""  # dtype in which its n-gram tables are kept in host memory (--ple-offload-embedding)
     shares_caches: bool = False  # layers without a cache read an earlier layer's
     own_head: bool = True  # False: its own draft head was not compared
     adapters: bool = False  # their slots were compared (tests/facts/adapters_sglang.jsonl)
@@ -271,6 +273,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "qwen3_5_text": ModelType(by_interval=True, needs="full_attention_interval", own_rope=True),
     "qwen3_asr": ModelType(needs="thinker_config"),
     "qwen3_next": ModelType(by_interval=True, needs="full_attention_interval", own_rope=True),
+    "qwen4_exp_text": ModelType(uncounted="short_conv", tables_on_host="bfloat16"),
     "qwen3_moe": ModelType(stages=True, everywhere="lm_head", dp_attention=True, adapters=True, offload=True,
         gate_behind=True),
     "qwen3_omni_moe": ModelType(stages=True, tower="split"),
@@ -281,6 +284,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "qwen3_vl_text": ModelType(adapters=True),
     "smollm3": ModelType(stages=True),
 }  # fmt: skip
+BLOCKS: Final = 512, 2048  # of pooled keys that its kernel picks (layers/attention/qsa/config.py)
 NO_CLASS: Final = ModelClass()
 NO_TYPE: Final = ModelType()
 
@@ -326,6 +330,9 @@ def unread(spec: ModelSpec) -> Refusal | None:
     others = sorted({str(name) for name in listed or ()} - {*row.layer_names})
     if others:
         return unsupported(f"layers_block_type: it knows {', '.join(row.layer_names)}, not {others[0]}")
+    ratio, budget = text.get("indexer_compress_ratio"), text.get("indexer_budget")
+    if spec.is_pooled and ratio and budget and budget // ratio not in BLOCKS:
+        return unsupported(f"indexer_budget must be {BLOCKS[0]} or {BLOCKS[1]} times indexer_compress_ratio, {ratio}")
     shapes = {(c.num_kv_heads, c.head_dim) for caches in spec.layers for c in caches if hasattr(c, "num_kv_heads")}
     if row.one_shape and len(shapes) > 1:
         return unsupported(f"its class of {outer_type(spec)} reads no layers with heads of several shapes")

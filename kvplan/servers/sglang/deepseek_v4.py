@@ -2,7 +2,7 @@
 
 Source: sglang 0.5.23 srt/model_executor/pool_configurator.py (DSV4PoolConfigurator), srt/mem_cache/
 deepseek_v4_memory_pool.py and kernels/ops/attention/dsv4/kv_layout.py; equal to its own answers
-(tests/facts/deepseek_v4_sglang.jsonl). Buffers are counted as the budget is: what they pad is not.
+(tests/facts/sglang_cases.jsonl). Buffers are counted as the budget is: what they pad is not.
 """
 
 from collections.abc import Iterator

@@ -64,7 +64,7 @@ ENCODER_DECODERS = ("whisper",)  # 17,262 tokens on SGLang 0.5.23; counting ever
 
 def check_class(spec: ModelSpec) -> None:
     """Reject a model whose pool in SGLang is not modeled."""
-    if spec.is_pooled:
+    if spec.is_pooled and spec.is_mla:
         raise UnsupportedModelError(spec.name, "SGLang's pool of pooled index keys is not modeled", "use vllm")
     if (what := class_of(spec).unmodeled) != "":
         raise UnsupportedModelError(spec.name, f"SGLang's pool of {what} is not modeled", "use vllm")
@@ -364,7 +364,7 @@ PAGES_OF: Mapping[str, tuple[int, ...]] = {
 
 def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int:
     """Tokens per page: as requested, if the attention backend accepts it; sparse attention uses 64."""
-    if spec.is_sparse_mla or spec.is_compressed_mla:
+    if spec.is_sparse_mla or spec.is_compressed_mla or spec.is_pooled:
         return PAGE_OF_V4 if spec.is_compressed_mla else 64
     usual = class_of(spec).page if is_hopper(sm) or is_datacenter_blackwell(sm) else 0
     prefill, decode = (PLAIN_NAMES.get(name or "", name) for name in backends(spec, sm, args, release))

@@ -20,6 +20,7 @@ from kvplan.models.spec import (
     ModelSpec,
     RecurrentState,
     SlidingWindow,
+    SparseIndexer,
     WindowLatent,
 )
 from kvplan.servers.plans.pool import Capacity, KVGroup, KVSpec, Paging, Pool, attention_spec
@@ -321,6 +322,8 @@ def paged_cache(spec: ModelSpec, cache: LayerCache, how: Paging, *, windows: boo
     if windows and isinstance(cache, ChunkedAttention):
         cache = SlidingWindow(cache.num_kv_heads, cache.head_dim, cache.head_dim_v, cache.chunk)
     page = how.block_size or 1
+    if isinstance(cache, SparseIndexer) and cache.plain:  # Qwen4's, in bfloat16
+        return KVSpec("latent", page, page // cache.pool * cache.head_dim * 2)
     paged = attention_spec(
         cache, page, how.kv_dtype, how.tp, flat=not windows, encoder=0, model_type=spec.model_type
     )  # fmt: skip
@@ -341,6 +344,8 @@ def _pool(
     loops = int(spec.config.get(type_of(spec).loops, 1))
     for index, caches in () if compressed else enumerate(allocated(spec)):
         for cache in caches:
+            if isinstance(cache, RecurrentState) and cache.kind == type_of(spec).uncounted:
+                continue
             if isinstance(cache, RecurrentState):
                 states.append((index, state_bytes(cache, how.dtype, how.tp, ssm_dtype=how.ssm_dtype)))
                 continue
@@ -512,6 +517,8 @@ def pool_notes(layout: SglangPool, spec: ModelSpec, args: EngineArgs, slots: int
             f"{why}--max-running-requests {layout.requests:,} sizes the windows' pool: {layout.window_tokens:,} tokens"
         )
     kinds = spec.cache_kinds
+    if spec.is_compressed_mla:
+        yield "the experts are counted as vLLM's kernels keep them; SGLang's own loading was not compared"
     if SlidingWindow in kinds and not layout.window:
         yield "SGLang keeps every token of this model's windows: they are counted in full"
     if CrossAttention in kinds:
