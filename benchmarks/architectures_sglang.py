@@ -21,7 +21,8 @@ from tests import oracles
 from tests.support.architectures_sglang import BUDGET, FACTS, config_of, others, outcome, rows, stored
 
 ASK = Path(__file__).with_name("ask_sglang.py")
-ANSWERED = ("ranks", "why", "refused", "different", "kind")
+MARKS = ("refused", "different")
+ANSWERED = ("ranks", "why", "kind", *MARKS)
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -52,14 +53,18 @@ def ask(home: Path, scripts: Path, asked_of: dict[str, dict[str, Any]]) -> dict[
 
 
 def whole(row: dict[str, Any], answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row with its answers, and how kvplan's compare."""
+    """The row with its answers."""
     if why := oracles.unanswered(answers[0]):
         return {**row, "why": why}
     kind = "own" if "config" in row else others()[row.get("of", row["architecture"])]["config_kind"]
-    row = {**row, "kind": kind, "ranks": stored(answers)}
-    state, why = outcome(row)
-    marks = {oracles.REFUSED: {"refused": True}, oracles.DIFFERENT: {"different": why[:200]}}
-    return row | marks.get(state, {})
+    return {**row, "kind": kind, "ranks": stored(answers)}
+
+
+def marked(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, with how kvplan's answers compare if they are not equal."""
+    row = {name: value for name, value in row.items() if name not in MARKS}
+    state, why = outcome(row) if "ranks" in row else ("", "")
+    return row | {oracles.REFUSED: {"refused": True}, oracles.DIFFERENT: {"different": why[:200]}}.get(state, {})
 
 
 def main(home: Path, scripts: Path, names: list[str]) -> int:
@@ -67,7 +72,8 @@ def main(home: Path, scripts: Path, names: list[str]) -> int:
     answers = ask(home, scripts, {name: row for name, row in every.items() if not names or name in names})
     kept = {row["architecture"]: row for row in rows()} if FACTS.is_file() else {}
     kept |= {name: whole(every[name], both) for name, both in answers.items()}
-    lines = [json.dumps(kept[name]) + "\n" for name in sorted(kept)]
+    kept = {name: marked(kept[name]) for name in sorted(kept)}
+    lines = [json.dumps(row) + "\n" for row in kept.values()]
     FACTS.write_text("".join(lines), encoding="utf-8")
     counts: Counter[str] = Counter()
     for name, row in kept.items():

@@ -12,13 +12,6 @@ import json
 import sys
 from pathlib import Path
 
-scripts = Path(sys.argv.pop(1))
-sys.path[:1] = [str(scripts / "sglang"), str(scripts / "common")]  # its own folder has files of modules' names
-
-import ask  # type: ignore[import-not-found]
-import oracle_cases  # type: ignore[import-not-found]
-import pretend  # type: ignore[import-not-found]
-
 PARTS = ("text_config", "llm_config", "language_config", "vision_config", "audio_config", "thinker_config")
 BASES = {"mimo": "Qwen2Config"}  # as the remote class does
 OWN = ("step3p5",)  # the checkpoint's class is taken, although Transformers has one
@@ -39,7 +32,8 @@ def plain(kind, base):
     def init(self, **keys):
         base.__init__(self, **{key: made(value) if key in PARTS else value for key, value in keys.items()})
 
-    return type("Plain_" + "".join(c if c.isalnum() else "_" for c in kind), (base,), {"model_type": kind, "__init__": init})
+    name = "Plain_" + "".join(c if c.isalnum() else "_" for c in kind)
+    return type(name, (base,), {"model_type": kind, "__init__": init})
 
 
 def kinds(config):
@@ -65,6 +59,12 @@ def register(folders):
 
 
 def main():
+    scripts = Path(sys.argv.pop(1))
+    sys.path[:1] = [str(scripts / "sglang"), str(scripts / "common")]  # its own folder has files of modules' names
+    import ask
+    import oracle_cases
+    import pretend
+
     arguments, cases = oracle_cases.finish(oracle_cases.parse(ask.__doc__, ask.EXAMPLE), pretend.SOURCE)
 
     def load(gpu):

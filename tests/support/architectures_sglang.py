@@ -52,7 +52,11 @@ def config_of(row: Row) -> dict[str, Any]:
         return {"architectures": [row["architecture"]], **row["config"]}
     other = others()[row.get("of", row["architecture"])]
     config = catalog.load(other["model"]).config if "model" in other else other["config"]
-    named = config if row["architecture"] in config.get("architectures", ()) else {**config, "architectures": [row["architecture"]]}
+    named = (
+        config
+        if row["architecture"] in config.get("architectures", ())
+        else {**config, "architectures": [row["architecture"]]}
+    )
     return merged(named, row.get("changes", {}))
 
 

@@ -17,7 +17,6 @@ from kvplan.sizing.layout import cdiv, v4_latent_bytes
 
 RINGS = {2: 2, 4: 8, 128: 128}  # compression ratio -> rows of a compressor's inputs, of a request or of a page
 INDEX_PAGE = 64  # tokens of a page of V4.1's index keys
-SPARE_TAILS = 4  # for each request, windows of cached prefixes in V4.1's pool
 
 
 def is_narrow(spec: ModelSpec, sm: int, ranks: int) -> bool:
@@ -41,10 +40,21 @@ def index_bytes(cache: CompressedLatent) -> int:
     return dim // 2 + dim // 32 if cache.ratio < 4 else dim + dim // 128 * 4
 
 
-def specs(spec: ModelSpec, *, narrow: bool) -> tuple[list[tuple[int, KVSpec]], list[tuple[int, KVSpec]]]:
+Layers = list[tuple[int, KVSpec]]
+
+
+def layout(
+    spec: ModelSpec, sm: int, ranks: int, requests: int, stages: list[range]
+) -> tuple[Layers, Layers, tuple[int, ...]]:
+    """(what grows with the tokens, what goes by the windows' pages, bytes beside them by stage)."""
+    narrow = is_narrow(spec, sm, ranks)
+    return *specs(spec, narrow=narrow), fixed(spec, requests, stages, narrow=narrow)
+
+
+def specs(spec: ModelSpec, *, narrow: bool) -> tuple[Layers, Layers]:
     """(compressed entries and their index keys, windows with the inputs of compressors that go by their pages)."""
-    full: list[tuple[int, KVSpec]] = []
-    windows: list[tuple[int, KVSpec]] = []
+    full: Layers = []
+    windows: Layers = []
     for i, cache in latents(spec):
         if isinstance(cache, WindowLatent):
             size = page_bytes(cache, PAGE, narrow=narrow)
@@ -79,14 +89,11 @@ def fixed(spec: ModelSpec, requests: int, stages: list[range], *, narrow: bool) 
             size += rows * 2 * cache.head_dim * 4
         if cache.ratio < 4:
             entries = PAGE // cache.ratio
-            size += page_bytes(cache, entries, narrow=narrow) * cache.ratio + (entries + INDEX_PAGE) * index_bytes(cache)
+            size += page_bytes(cache, entries, narrow=narrow) * cache.ratio + (entries + INDEX_PAGE) * index_bytes(
+                cache
+            )
         totals = [total + size * (i in stage) for total, stage in zip(totals, stages, strict=True)]
     return tuple(totals)
-
-
-def tails(requests: int, window: int, *, prefixes: bool) -> int:
-    """Tokens of V4.1's windows that cached prefixes keep."""
-    return SPARE_TAILS * requests * (window + PAGE) if prefixes else 0
 
 
 def check(spec: ModelSpec, args: EngineArgs) -> None:

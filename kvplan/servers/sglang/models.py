@@ -11,7 +11,7 @@ from typing import Any
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.hf_config import language_path, text_of
 from kvplan.models.quant import SIDE_FILE
-from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow
+from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow, SparseIndexer
 from kvplan.servers.plans.plan import Refusal, unsupported
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang.classes import class_of, outer_of, outer_type, type_of
@@ -64,8 +64,6 @@ ENCODER_DECODERS = ("whisper",)  # 17,262 tokens on SGLang 0.5.23; counting ever
 
 def check_class(spec: ModelSpec) -> None:
     """Reject a model whose pool in SGLang is not modeled."""
-    if spec.is_pooled and spec.is_mla:
-        raise UnsupportedModelError(spec.name, "SGLang's pool of pooled index keys is not modeled", "use vllm")
     if (what := class_of(spec).unmodeled) != "":
         raise UnsupportedModelError(spec.name, f"SGLang's pool of {what} is not modeled", "use vllm")
     if spec.model_type in ENCODER_DECODERS:
@@ -354,7 +352,7 @@ def backend_refusal(spec: ModelSpec, sm: int, args: EngineArgs, release: Version
     return None
 
 
-PAGE_OF_V4 = 256  # model_overrides/deepseek_v4.py
+PAGE_OF_V4 = 256  # model_overrides/deepseek_v4.py; other pages of latents in deepseek_v2.py
 PLAIN_NAMES = {"tokenspeed_mla": "cutedsl_mla"}  # deprecated
 PAGES_64 = ("flashmla", "hpc_ops")
 PAGES_OF: Mapping[str, tuple[int, ...]] = {
@@ -364,8 +362,11 @@ PAGES_OF: Mapping[str, tuple[int, ...]] = {
 
 def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int:
     """Tokens per page: as requested, if the attention backend accepts it; sparse attention uses 64."""
-    if spec.is_sparse_mla or spec.is_compressed_mla or spec.is_pooled:
-        return PAGE_OF_V4 if spec.is_compressed_mla else 64
+    if spec.is_compressed_mla:
+        return PAGE_OF_V4
+    if spec.is_sparse_mla or spec.is_pooled:  # of keys, which pool several tokens
+        pools = (c.pool for caches in spec.layers for c in caches if isinstance(c, SparseIndexer) and not c.plain)
+        return 64 * max(pools, default=1)
     usual = class_of(spec).page if is_hopper(sm) or is_datacenter_blackwell(sm) else 0
     prefill, decode = (PLAIN_NAMES.get(name or "", name) for name in backends(spec, sm, args, release))
     size = args.block_size or usual or 1

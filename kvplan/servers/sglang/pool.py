@@ -25,7 +25,7 @@ from kvplan.models.spec import (
 )
 from kvplan.servers.plans.pool import Capacity, KVGroup, KVSpec, Paging, Pool, attention_spec
 from kvplan.servers.releases import Version
-from kvplan.servers.sglang import deepseek_v4, drafts
+from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.classes import class_of, type_of
 from kvplan.servers.sglang.drafts import NO_DRAFTS, Drafted
@@ -37,6 +37,7 @@ from kvplan.sizing.weights import stage_layers
 MAMBA_RATIO, SWA_RATIO = 0.9, 0.8  # mamba_full_memory_ratio, swa_full_tokens_ratio
 EVICTION_INTERVAL = 128  # tokens that a request may keep beyond its window before they are freed
 FEW_REQUESTS = 32  # up to so many, a server that only decodes holds room for twice as many that are on their way
+SPARE_TAILS = 4  # for each request, windows of cached prefixes in V4.1's pool
 SPARE_TOKENS = 4  # in a request's row of the token table, beyond the context
 STATE_DTYPE, CONVOLUTION_DTYPE = "float32", "bfloat16"  # of states if the config does not say, whatever the model's
 
@@ -132,7 +133,11 @@ class SglangPool(Pool):
         full = (pages + 1) * page * self.full[stage]
         windows = (self.tokens_of_windows(pages) + page) * self.windows[stage] if self.windows[stage] else 0
         copies = self.copies(slots)
-        return int(full + windows) + self.fixed[stage] + ((slots + 1 + copies) * self.state[stage] if self.state[stage] else 0)
+        return (
+            int(full + windows)
+            + self.fixed[stage]
+            + ((slots + 1 + copies) * self.state[stage] if self.state[stage] else 0)
+        )
 
     def kept_from_requests(self, pages: int, slots: int, stage: int) -> int:
         """Bytes of the buffers that requests cannot use."""
@@ -250,7 +255,7 @@ def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int
     if args.disaggregation_mode == "decode":  # no chunks of prompts, but windows of requests that are on their way
         waiting = 2 * requests if requests <= FEW_REQUESTS else 0
         return cdiv(item * requests + (window + page) * waiting, page) * page
-    kept = deepseek_v4.tails(requests, window, prefixes=prefixes) if later else 0
+    kept = SPARE_TAILS * requests * (window + page) if later and prefixes else 0
     return cdiv(item * requests + batches * settings.max_num_batched_tokens + page + kept, page) * page
 
 
@@ -280,6 +285,8 @@ def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, draft: 
     capped = window_pool(spec, settings, args, page) if windows else None
     item = sglang_models.slots_per_request(spec, sm, args, settings.version)
     if spec.is_compressed_mla:
+        from kvplan.servers.sglang import deepseek_v4
+
         deepseek_v4.check(spec, args)
     layout = _pool(spec, how, windows, ratio, capped, item, drafts.requests_at_most(args, spec))
     return with_draft(layout, spec, draft, args, ratio) if drafts.speculates(args) else layout
@@ -322,8 +329,9 @@ def paged_cache(spec: ModelSpec, cache: LayerCache, how: Paging, *, windows: boo
     if windows and isinstance(cache, ChunkedAttention):
         cache = SlidingWindow(cache.num_kv_heads, cache.head_dim, cache.head_dim_v, cache.chunk)
     page = how.block_size or 1
-    if isinstance(cache, SparseIndexer) and cache.plain:  # Qwen4's, in bfloat16
-        return KVSpec("latent", page, page // cache.pool * cache.head_dim * 2)
+    if isinstance(cache, SparseIndexer) and cache.pool > 1:  # Qwen4's are plain, in bfloat16
+        scaled = cdiv(cache.head_dim + cache.head_dim // 128 * 4, cache.pool)
+        return KVSpec("latent", page, page * (cache.head_dim * 2 // cache.pool if cache.plain else scaled))
     paged = attention_spec(
         cache, page, how.kv_dtype, how.tp, flat=not windows, encoder=0, model_type=spec.model_type
     )  # fmt: skip
@@ -338,8 +346,14 @@ def _pool(
 ) -> SglangPool:
     page = how.block_size or 1
     compressed = spec.is_compressed_mla
-    small = compressed and deepseek_v4.is_narrow(spec, how.sm, how.tp)
-    full, narrow = deepseek_v4.specs(spec, narrow=small) if compressed else ([], [])
+    stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True, partition=how.partition)
+    full: list[tuple[int, KVSpec]] = []
+    narrow: list[tuple[int, KVSpec]] = []
+    fixed = (0,) * how.pp
+    if compressed:
+        from kvplan.servers.sglang import deepseek_v4  # few models need it
+
+        full, narrow, fixed = deepseek_v4.layout(spec, how.sm, how.tp, requests or 0, stages)
     states: list[tuple[int, int]] = []
     loops = int(spec.config.get(type_of(spec).loops, 1))
     for index, caches in () if compressed else enumerate(allocated(spec)):
@@ -360,7 +374,6 @@ def _pool(
             "SGLang's one pool for layers of several shapes is not modeled",
             "remove it",
         )
-    stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True, partition=how.partition)
     by_stage = [
         tuple(per_token(sum(item.page for i, item in layers if i in stage), page) for stage in stages)
         for layers in (full, narrow)
@@ -385,8 +398,7 @@ def _pool(
         groups, stage_bytes, how, full=by_stage[0], windows=by_stage[1], swa_ratio=ratio, window_tokens=capped,
         window=window_of(spec) if narrow else 0,
         state=tuple(sum(size for i, size in states if i in stage) for stage in stages), slot=slot,
-        slots_each=slots_each, requests=requests,
-        fixed=deepseek_v4.fixed(spec, requests or 0, stages, narrow=small) if compressed else (0,) * how.pp,
+        slots_each=slots_each, requests=requests, fixed=fixed,
     )  # fmt: skip
 
 
