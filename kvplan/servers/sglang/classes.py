@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from kvplan.core.records import dataclass
 from kvplan.models.hf_config import TIED, text_of
-from kvplan.models.spec import LatentAttention, ModelSpec
+from kvplan.models.spec import FullAttention, LatentAttention, ModelSpec, SlidingWindow
 from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.releases import names_in
 from kvplan.servers.words.arguments import EngineArgs
@@ -325,15 +325,17 @@ def unread(spec: ModelSpec) -> Refusal | None:
     text, row = text_of(spec.config), class_of(spec)
     for needed, values in ((type_of(spec).needs, text), (outer_of(spec).needs, spec.config)):
         if needed and not values.get(needed):
-            return unsupported(f"its class of {outer_type(spec)} needs {needed} in the config; add it")
+            return unsupported(f"its class of {outer_type(spec)} reads {needed}, which the config lacks")
     listed = text.get("layers_block_type") if row.layer_names else ()
     others = sorted({str(name) for name in listed or ()} - {*row.layer_names})
     if others:
         return unsupported(f"layers_block_type: it knows {', '.join(row.layer_names)}, not {others[0]}")
     ratio, budget = text.get("indexer_compress_ratio"), text.get("indexer_budget")
-    if spec.is_pooled and ratio and budget and budget // ratio not in BLOCKS:
+    known = isinstance(ratio, int) and isinstance(budget, int)
+    if spec.is_pooled and known and budget not in [ratio * count for count in BLOCKS]:
         return unsupported(f"indexer_budget must be {BLOCKS[0]} or {BLOCKS[1]} times indexer_compress_ratio, {ratio}")
-    shapes = {(c.num_kv_heads, c.head_dim) for caches in spec.layers for c in caches if hasattr(c, "num_kv_heads")}
+    kinds = FullAttention | SlidingWindow
+    shapes = {(c.num_kv_heads, c.head_dim) for caches in spec.layers for c in caches if isinstance(c, kinds)}
     if row.one_shape and len(shapes) > 1:
         return unsupported(f"its class of {outer_type(spec)} reads no layers with heads of several shapes")
     return None

@@ -179,7 +179,7 @@ def state_dtype(spec: ModelSpec, args: EngineArgs) -> str | None:
     return args.mamba_ssm_cache_dtype or next(iter(fixed), STATE_DTYPE)
 
 
-HOPPER = 9  # compute capability 9.x
+E4M3 = ("fp8", "fp8_e4m3")
 
 
 def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
@@ -284,6 +284,9 @@ def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, draft: 
     ratio = args.swa_full_tokens_ratio or class_of(spec).window_ratio or SWA_RATIO
     capped = window_pool(spec, settings, args, page) if windows else None
     item = sglang_models.slots_per_request(spec, sm, args, settings.version)
+    backend = args.prefill_attention_backend or args.decode_attention_backend
+    if KeyIndex in spec.cache_kinds and sm // 10 == 10 and settings.kv_dtype in E4M3 and backend:
+        raise UnsupportedModelError(f"{spec.name}: {backend}", "its fp8 index keys are not modeled", "state no backend")
     if spec.is_compressed_mla:
         from kvplan.servers.sglang import deepseek_v4
 
@@ -335,8 +338,8 @@ def paged_cache(spec: ModelSpec, cache: LayerCache, how: Paging, *, windows: boo
     paged = attention_spec(
         cache, page, how.kv_dtype, how.tp, flat=not windows, encoder=0, model_type=spec.model_type
     )  # fmt: skip
-    # MiniMax-M3's index keys are in the model's dtype, but for Hopper's fp8 (mem_cache/memory_pool.py).
-    narrow = isinstance(cache, KeyIndex) and how.sm // 10 == HOPPER and how.kv_dtype in ("fp8", "fp8_e4m3")
+    # MiniMax-M3's index keys are in the model's dtype, but for fp8 on 9.x and 10.x (mem_cache/memory_pool.py).
+    narrow = isinstance(cache, KeyIndex) and how.sm // 10 in (9, 10) and how.kv_dtype in E4M3
     return replace(paged, page=paged.page // 2) if narrow else paged
 
 

@@ -43,8 +43,10 @@ def refusal(request: Request, settings: Settings) -> Refusal | None:
     if spec.is_sparse_mla and 0 < sm < SPARSE_MLA_CAPABILITY:
         needs = f"needs compute capability 9.0, this GPU has {sm / 10:.1f}"
         return unsupported(f"the sparse attention of {spec.name} {needs}")
-    if isinstance(answer := standing(request), Refusal) or (answer := unread(spec)):
+    if isinstance(answer := standing(request), Refusal):
         return answer
+    if request.release.is_compared and (unknown := unread(spec)):
+        return unknown
     backend = models.backend_refusal(spec, sm, request.args, request.release)
     flags = backend or deterministic(request) or runner(request)
     return flags or dtype(request, settings) or weights(request, settings)
