@@ -54,8 +54,9 @@ def ask(home: Path, scripts: Path, asked_of: dict[str, dict[str, Any]]) -> dict[
 
 def whole(row: dict[str, Any], answers: list[dict[str, Any]]) -> dict[str, Any]:
     """The row with its answers."""
-    if why := oracles.unanswered(answers[0]):
-        return {**row, "why": why}
+    unread = answers[0].get("quant_error", "")
+    if why := oracles.unanswered(answers[0]) or (unread if "has no SGlang implementation" in unread else ""):
+        return {**row, "why": why[:120]}
     kind = "own" if "config" in row else others()[row.get("of", row["architecture"])]["config_kind"]
     return {**row, "kind": kind, "ranks": stored(answers)}
 

@@ -156,7 +156,7 @@ def registry() -> int:
     own = dict(of_sglang())
     for name, _, words in (line.partition(" ") for line in names):
         state, kind, why = own.get(name, ("not compared", "-", ""))
-        if words.startswith("compared") and state == "not compared":
+        if words.startswith("compared") and state != "compared":
             state, why = "compared", "by another row"
         counts["sglang", state, kind] += 1
         print(f"sglang  {'-':12s} {name:50s} {state:12s} {kind:10s} {why[:150]}".rstrip())

@@ -125,7 +125,8 @@ class SglangPool(Pool):
     def given_out(self, pages: int, slots: int, stage: int) -> int:
         """Bytes that count against the budget: the pages that requests can have, and every slot."""
         windows = self.tokens_of_windows(pages) * self.windows[stage]
-        return int(pages * self.block_size * self.full[stage] + windows) + self.taken_by_states(slots)
+        tokens = int(pages * self.block_size * self.full[stage] + windows)
+        return tokens + self.fixed[stage] + self.taken_by_states(slots)
 
     def num_bytes(self, pages: int, slots: int, stage: int) -> int:
         """Bytes of the buffers: each pool has one page more than is counted, the slots one more."""
@@ -534,6 +535,8 @@ def pool_notes(layout: SglangPool, spec: ModelSpec, args: EngineArgs, slots: int
     kinds = spec.cache_kinds
     if spec.is_compressed_mla:
         yield "the experts are counted as vLLM's kernels keep them; SGLang's own loading was not compared"
+        kept = f"{format_gib(max(layout.fixed))} of the KV cache are the inputs of compressors"
+        yield f"{kept}, for {layout.requests:,} requests (--max-running-requests)"
     if SlidingWindow in kinds and not layout.window:
         yield "SGLang keeps every token of this model's windows: they are counted in full"
     if CrossAttention in kinds:
