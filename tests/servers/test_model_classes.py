@@ -98,7 +98,7 @@ def test_a_registered_class_that_was_not_compared_is_noted_once(engine: str, nam
 
 
 def test_a_model_of_the_catalog_whose_class_was_not_compared_is_noted_once() -> None:
-    assert len(notes_on(catalog.load("minimax-m3"), "sglang")) == 1
+    assert len(notes_on(catalog.load("phi-4-multimodal"), "sglang")) == 1
 
 
 def test_a_class_of_the_same_stem_stands_for_another() -> None:

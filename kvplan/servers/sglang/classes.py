@@ -331,8 +331,7 @@ def unread(spec: ModelSpec) -> Refusal | None:
     if others:
         return unsupported(f"layers_block_type: it knows {', '.join(row.layer_names)}, not {others[0]}")
     ratio, budget = text.get("indexer_compress_ratio"), text.get("indexer_budget")
-    known = isinstance(ratio, int) and isinstance(budget, int)
-    if spec.is_pooled and known and budget not in [ratio * count for count in BLOCKS]:
+    if spec.is_pooled and isinstance(ratio, int) and budget and budget not in [ratio * count for count in BLOCKS]:
         return unsupported(f"indexer_budget must be {BLOCKS[0]} or {BLOCKS[1]} times indexer_compress_ratio, {ratio}")
     kinds = FullAttention | SlidingWindow
     shapes = {(c.num_kv_heads, c.head_dim) for caches in spec.layers for c in caches if isinstance(c, kinds)}
