@@ -9,8 +9,9 @@ be any publisher's, a Hub id is its own publisher's. Where the catalog has anoth
 precision, base or instruct), that one is named, and the model counts as not covered.
 
 --registry prints a line for every architecture of vLLM 0.33's and SGLang 0.5.23's registries: `compared` (kvplan gives
-what vLLM's own code gives for a config, on one GPU and on two: weights per rank, blocks, tokens, concurrency) with
-whose config it was, `refused` and why, or `not compared` and why. The rows are tests/facts/architectures.jsonl.
+what the server's own code gives for a config, on one GPU and on two: vLLM weights per rank, blocks, tokens and
+concurrency, SGLang settings, pools and requests) with
+whose config it was, `refused` and why, or `not compared` and why. The rows are tests/facts/architectures.jsonl and architectures_sglang.jsonl.
 """
 
 import json
