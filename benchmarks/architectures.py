@@ -96,7 +96,7 @@ def answers(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
         own = entry is not None and catalog.load(entry).architecture == architecture
         stored: dict[str, Any] = {"model": entry} if own else {"config": reduced(config)}
         if flags := both[0]["inputs"].get("engine_args"):
-            stored["flags"] = flags
+            stored["flags"] = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in flags.items()}
         yield architecture, {"config_kind": kind, **stored, "results": [figures(row) for row in both]}
 
 

@@ -10,8 +10,8 @@ precision, base or instruct), that one is named, and the model counts as not cov
 
 --registry prints a line for every architecture of vLLM 0.33's and SGLang 0.5.23's registries: `compared` (kvplan gives
 what the server's own code gives for a config, on one GPU and on two: vLLM weights per rank, blocks, tokens and
-concurrency, SGLang settings, pools and requests) with
-whose config it was, `refused` and why, or `not compared` and why. The rows are tests/facts/architectures.jsonl and architectures_sglang.jsonl.
+concurrency, SGLang settings, pools and requests) with whose config it was, `refused` and why, or `not compared` and
+why. The rows are tests/facts/architectures.jsonl and architectures_sglang.jsonl.
 """
 
 import json

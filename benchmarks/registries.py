@@ -8,6 +8,9 @@ and the configs that they were asked about (`models`, `capacity_configs`). Read,
 and the EntryClass of each module of SGLang 0.5.23's srt/models. Asked: which classes Transformers lets a server run in
 place of one of its own (is_backend_compatible; vLLM also takes _can_set_attn_implementation).
 
+With --releases, a folder of the registry.py of each release as RELEASE.py (0.29.0.py), vllm/since.txt is one of the
+tables: for each name the last release without it and the first with it.
+
 A class is `compared` if a row of tests/facts or DATA has the server's own figures for a model of that class.
 """
 
@@ -55,6 +58,31 @@ def vllm_names(home: Path) -> dict[str, str]:
     registered = (key for name, table in tables.items() if name.endswith("_MODELS") for key in table.keys)
     names = {key.value: "" for key in registered if isinstance(key, ast.Constant) and isinstance(key.value, str)}
     return names | {name: f"until {release.rpartition('.')[0]}" for name, release in former.items()}
+
+
+def registered(source: str) -> set[str]:
+    """Names that a release's registry.py has a class for."""
+    names = set[str]()
+    for node in ast.parse(source).body:
+        targets = [*getattr(node, "targets", []), getattr(node, "target", None)]
+        is_table = any(isinstance(target, ast.Name) and target.id.endswith("_MODELS") for target in targets)
+        is_former = any(isinstance(target, ast.Name) and "PREVIOUSLY" in target.id for target in targets)
+        if is_table and not is_former and isinstance(table := getattr(node, "value", None), ast.Dict):
+            names |= {key.value for key in table.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return names
+
+
+def first_releases(releases: Path) -> str:
+    """For each name of the newest release that the oldest lacks: the last without it, the first with it."""
+    files = {tuple(map(int, file.stem.split("."))): file for file in releases.glob("*.py")}
+    tables = {number: registered(files[number].read_text(encoding="utf-8")) for number in sorted(files)}
+    numbers = [*tables]
+    text = {number: ".".join(map(str, number if number[2] else number[:2])) for number in numbers}
+    rows = []
+    for name in sorted(tables[numbers[-1]]):
+        first = next(index for index, number in enumerate(numbers) if name in tables[number])
+        rows += [f"{name} {text[numbers[first - 1]]} {text[numbers[first]]}\n"] if first else []
+    return "".join(rows)
 
 
 def sglang_names(home: Path) -> dict[str, str]:
@@ -110,11 +138,12 @@ def lines(names: dict[str, str], known: set[str], lent: Iterable[str]) -> str:
     return "".join(f"{name} {words}".rstrip() + "\n" for name, words in sorted(stated.items()))
 
 
-def tables(home: Path, data: Path) -> dict[Path, str]:
+def tables(home: Path, data: Path, releases: Path | None = None) -> dict[Path, str]:
     """The stored files and what the sources say now."""
     lent = transformers_names(home)
     any_lent = [name.removesuffix(" settable") for name in lent]
-    return {
+    of_releases = {} if releases is None else {SERVERS / "vllm" / "since.txt": first_releases(releases)}
+    return of_releases | {
         SERVERS / "vllm" / "registry.txt": lines(vllm_names(home), compared("vllm", data), any_lent),
         SERVERS / "sglang" / "registry.txt": lines(sglang_names(home), compared("sglang", data), lent),
         SERVERS / "plans" / "transformers.txt": "\n".join(lent) + "\n",
@@ -125,10 +154,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("oracle", type=Path)
     parser.add_argument("data", type=Path)
+    parser.add_argument("--releases", type=Path)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     wrong = 0
-    for file, text in tables(args.oracle, args.data).items():
+    for file, text in tables(args.oracle, args.data, args.releases).items():
         stored = file.read_text(encoding="utf-8") if file.is_file() else ""
         if args.write:
             file.write_text(text, encoding="utf-8")

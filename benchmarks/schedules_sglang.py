@@ -8,8 +8,9 @@ the folder of any model's config.json. Scheduler, SchedulePolicy, PrefillAdder, 
 UnifiedRadixCache are SGLang's; tokens are made up in place of a model, and parts that have no say (metrics, grammars,
 adapters) are `Nothing`.
 
-tests/facts/sglang_schedules.jsonl: the rows without `page_size` are kept and their steps compared; those of `PAGED` are
-the same requests with larger pages. tests/simulate/test_prompts_first.py says what a step is.
+tests/facts/sglang_schedules.jsonl: the rows without `page_size` and `verified` are kept and their steps compared; those
+of `PAGED` and `DRAFTED` are the same requests with larger pages, and with drafts looked up in the text (NGRAM).
+tests/simulate/test_prompts_first.py says what a step is.
 """
 
 import argparse
@@ -32,6 +33,14 @@ PAGED = (
     ("no_radix", 32, 110), ("no_overlap", 16, 110), ("no_chunking", 64, 110), ("evicting", 32, 110),
     ("evicting_shared_retract", 8, 200), ("no_overlap_retract", 4, 150), ("no_radix_retract", 16, 150),
     ("steady", 64, 90), ("long", 128, 110), ("prefill_cap", 16, 50), ("retract_hard", 8, 150),
+)  # fmt: skip
+# Of a row, plain or paged: tokens verified in a step, drafts accepted in turn (request i begins at its i-th), steps.
+DRAFTED = (
+    ("roomy", 4, (0, 3, 1, 2), 110), ("tight", 3, (2, 1, 0), 120), ("retract", 5, (1, 4, 0, 2), 120),
+    ("no_overlap_retract", 4, (3, 0, 1), 120), ("shared_tight", 4, (1, 3), 100),
+    ("no_radix_retract", 2, (1, 0, 1), 120), ("steady", 4, (3, 3, 2), 60), ("tight_16", 4, (2, 0, 3), 110),
+    ("retract_16", 4, (0, 2, 1, 3), 120),
+    ("no_overlap_16", 6, (5, 1, 0), 100), ("retract_hard_8", 3, (2, 0, 1), 120),
 )  # fmt: skip
 
 
@@ -81,12 +90,21 @@ class Beams(Nothing):
         return set()
 
 
+def write_rows(rows: Any, table: Any, starts: Any, ends: Any, slots: Any, num: int) -> None:
+    """What SGLang's kernel does: the new slots of each request follow each other."""
+    first = 0
+    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        table[row, start:end] = slots[first : first + end - start]
+        first += end - start
+
+
 def silence() -> None:
     """Replace what needs a GPU or a model: sampling, a kernel that writes indices, statistics."""
     from sglang.srt.managers import schedule_batch, scheduler  # type: ignore[import-not-found]
     from sglang.srt.mem_cache import allocation  # type: ignore[import-not-found]
 
     allocation.support_triton = lambda backend: False
+    allocation.assign_req_to_token_pool_func, allocation.get_last_loc = write_rows, allocation.get_last_loc_torch
     schedule_batch.SamplingBatchInfo = SimpleNamespace(from_schedule_batch=lambda *args: Sampling())
     scheduler.PrefillStats = SimpleNamespace(from_adder=lambda *args, **kwargs: None)
 
@@ -105,6 +123,9 @@ def publish(row: dict[str, Any], model: Path) -> None:
     words = ["--skip-tokenizer-init", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
     words += [] if row["overlap"] else ["--disable-overlap-schedule"]
     words += [] if row["radix"] else ["--disable-radix-cache"]
+    if "verified" in row:
+        words += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(row["verified"])]
+        words += ["--speculative-ngram-max-bfs-breadth", "1"] if "page_size" in row else []  # else 10
     args = prepare_server_args(words)
     args.resolve_once()
     set_arguments(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
@@ -151,7 +172,8 @@ def scheduler_of(row: dict[str, Any]) -> Any:
     rows, pool, tree = memory(row)
     reporter = SimpleNamespace(
         num_retracted_reqs=0, enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0,
-        report_decode_stats=Nothing(), report_prefill_stats=Nothing(),
+        report_decode_stats=Nothing(), report_prefill_stats=Nothing(), snapshot_spec_decode_metrics=Nothing(),
+        update_spec_metrics=Nothing(),
     )  # fmt: skip
     shared = {
         "model_config": Model(), "req_to_token_pool": rows, "token_to_kv_pool_allocator": pool, "tree_cache": tree,
@@ -167,7 +189,8 @@ def scheduler_of(row: dict[str, Any]) -> Any:
         "running_batch": module.ScheduleBatch(reqs=[], batch_is_full=False), "policy": SchedulePolicy(
             "fcfs", tree, False, False, False
         ),
-        "new_token_ratio_tracker": NewTokenRatioTracker.from_config(), "spec_algorithm": SpeculativeAlgorithm.NONE,
+        "new_token_ratio_tracker": NewTokenRatioTracker.from_config(),
+        "spec_algorithm": SpeculativeAlgorithm.NGRAM if "verified" in row else SpeculativeAlgorithm.NONE,
         "ngram_embedding_manager": SimpleNamespace(prepare_for_forward=lambda batch, **_: batch),
         "dp_attn_adapter": SimpleNamespace(
             maybe_prepare_mlp_sync_batch=lambda batch, **_: batch, maybe_convert_decode_to_extend=lambda batch: batch
@@ -193,6 +216,7 @@ class Loop:
         self.names: list[int] = []
         self.done: list[int] = []
         self.retracted: list[int] = []
+        self.num_checks: dict[str, int] = {}
         self.scheduler._add_request_to_queue = self._requeue
 
     def _requeue(self, request: Any, is_retracted: bool = False) -> None:
@@ -217,10 +241,20 @@ class Loop:
         before = {request.rid for request in batch.reqs if request.finished()}
         last = [(r.output_ids or [(r.origin_input_ids[0] ^ (1 << 61)) - 1])[-1] for r in batch.reqs]
         tokens = torch.tensor(last, dtype=torch.int64) + 1
-        result = GenerationBatchResult(logits_output=None, next_token_ids=tokens, can_run_cuda_graph=False)
         kind = "prefill" if batch.forward_mode.is_extend() else "decode"
+        drafts = {}
+        if kind == "decode" and (width := self.row.get("verified", 1)) > 1:
+            lengths = [1 + self._accepted(request.rid) for request in batch.reqs]
+            tokens = (tokens[:, None] + torch.arange(width)).flatten()
+            drafts = {"accept_lens": torch.tensor(lengths), "speculative_num_draft_tokens": width}
+        result = GenerationBatchResult(logits_output=None, next_token_ids=tokens, can_run_cuda_graph=False, **drafts)
         getattr(self.scheduler.results, f"process_batch_result_{kind}")(batch, result)
         self.done += [int(request.rid) for request in batch.reqs if request.finished() and request.rid not in before]
+
+    def _accepted(self, name: str) -> int:
+        turn, pattern = self.num_checks.get(name, 0), self.row["accept"]
+        self.num_checks[name] = turn + 1
+        return int(pattern[(int(name) + turn) % len(pattern)])
 
     def step(self, number: int) -> list[Any]:
         scheduler = self.scheduler
@@ -257,6 +291,12 @@ def child(home: Path, model: Path) -> None:
     for row in map(json.loads, sys.stdin.read().splitlines()):
         publish(row, model)
         loop = Loop(row)
+        if "verified" in row:
+            from sglang.srt.mem_cache.allocation_sizing import (  # type: ignore[import-not-found]
+                get_alloc_reserve_per_decode,
+            )
+
+            row["reserve"] = get_alloc_reserve_per_decode()
         print("\n" + json.dumps({**row, "steps": [loop.step(number) for number in range(len(row["steps"]))]}))
 
 
@@ -266,14 +306,18 @@ def child(home: Path, model: Path) -> None:
 def questions() -> list[dict[str, Any]]:
     """The rows of the stored file with pages of one token, and those of `PAGED`, with as many steps as wanted."""
     stored = [json.loads(line) for line in SCHEDULES.read_text(encoding="utf-8").splitlines()]
-    plain = {row["name"]: row for row in stored if "page_size" not in row}
+    plain = {row["name"]: row for row in stored if "page_size" not in row and "verified" not in row}
     paged = []
     for name, page_size, num_steps in PAGED:
         row = plain[name]
         num_tokens = row["num_tokens"] // page_size * page_size
         own = {"name": f"{name}_{page_size}", "page_size": page_size, "num_tokens": num_tokens}
         paged.append({**row, **own, "steps": [None] * num_steps})
-    return [*plain.values(), *paged]
+    named, drafted = plain | {row["name"]: row for row in paged}, []
+    for name, verified, accept, num_steps in DRAFTED:
+        own = {"name": f"{name}_drafts", "verified": verified, "accept": accept, "steps": [None] * num_steps}
+        drafted.append({**named[name], **own})
+    return [*plain.values(), *paged, *drafted]
 
 
 def answered(home: Path, model: Path) -> str:

@@ -13,14 +13,7 @@ from engine.state_slots import KINDS, StateBlocks, States, StateShape, StateSlot
 from engine.states import MambaGroup
 from engine.tp import TensorParallel
 from kvplan.core.errors import UnsupportedModelError
-from kvplan.models.spec import (
-    FullAttention,
-    LatentAttention,
-    LayerCache,
-    ModelSpec,
-    RecurrentState,
-    SlidingWindow,
-)
+from kvplan.models.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, RecurrentState, SlidingWindow
 
 
 @dataclass(frozen=True, slots=True)

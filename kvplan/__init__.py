@@ -15,13 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
-from kvplan.core.errors import (
-    EnvironmentProblem,
-    InvalidInputError,
-    KvplanError,
-    UnsupportedModelError,
-    UsageError,
-)
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
     import datetime
@@ -51,39 +45,12 @@ if TYPE_CHECKING:
     Model = str | PathLike[str] | Mapping[str, Any]
     Sizes = str | int
 
-ANSWERS = (
-    "Answer",
-    "Check",
-    "Comparison",
-    "Diagnosis",
-    "Estimates",
-    "Explorer",
-    "Listing",
-    "Recommendation",
-    "Simulation",
-    "TimedRecommendation",
-    "Tuning",
-)
 __all__ = (
-    *ANSWERS,
-    "EnvironmentProblem",
-    "InvalidInputError",
-    "KvplanError",
-    "UnsupportedModelError",
-    "UsageError",
-    "check",
-    "diff",
-    "estimate",
-    "explore",
-    "list_gpus",
-    "list_models",
-    "recommend",
-    "simulate_load",
-    "sweep",
-    "sweep_frame",
-    "tune",
-    "why",
-)
+    "Answer", "Check", "Comparison", "Diagnosis", "EnvironmentProblem", "Estimates", "Explorer", "InvalidInputError",
+    "KvplanError", "Listing", "Recommendation", "Simulation", "TimedRecommendation", "Tuning", "UnsupportedModelError",
+    "UsageError", "check", "diff", "estimate", "explore", "list_gpus", "list_models", "recommend", "simulate_load",
+    "sweep", "sweep_frame", "tune", "why",
+)  # fmt: skip
 
 
 @overload
@@ -360,6 +327,8 @@ def simulate_load(
     tier: str | Iterable[str] = (),
     tier_chunk: Sizes | None = None,
     efficiency: str | None = None,
+    synthetic_acceptance_length: float | str | None = None,
+    synthetic_acceptance_rates: str | Iterable[float] | None = None,
     command: str | None = None,
     **options: Unpack[LoadKeywords],
 ) -> Simulation:
@@ -369,14 +338,17 @@ def simulate_load(
     baseline    compare with memory reserved for the full context
     tier        host memory for KV offloading, "cpu=512GiB@25GB/s"
     efficiency  achieved shares of the GPU's peaks, "weights=0.7,kv=0.9,flops=0.6"
+    synthetic_acceptance_length, synthetic_acceptance_rates  of drafts: mean tokens a step of a sequence, or for each
+                draft token the share of steps that accept it and all before it
 
-    One server; fleets are the command line's.
+    One server, or its data-parallel ranks; fleets are the command line's.
     """
     from dataclasses import replace
 
     from kvplan.asked.call import PLAN_KEYWORDS
     from kvplan.report.answers import Simulation
     from kvplan.servers.plans.pool import prefix_notes
+    from kvplan.simulate.drafts import Acceptance
     from kvplan.simulate.load import load_of
     from kvplan.simulate.question import Onlooker, answered, planned, setups_of
     from kvplan.simulate.slo import parse_slo
@@ -396,9 +368,13 @@ def simulate_load(
     if words.shared_prefix is not None:
         notes += prefix_notes(load.source.run_len or 0, plan.settings, plan.pool)
     calibration, chunk = form.text("calibration"), None if tier_chunk is None else str(tier_chunk)
+    length, rates = synthetic_acceptance_length, synthetic_acceptance_rates
+    if rates is not None and not isinstance(rates, str):
+        rates = ",".join(map(str, rates))
     setups = setups_of(
-        plan, tier=tiers, tier_chunk=chunk, efficiency=efficiency, calibration=calibration, baseline=baseline
-    )
+        plan, tier=tiers, tier_chunk=chunk, efficiency=efficiency, calibration=calibration, baseline=baseline,
+        acceptance=Acceptance(None if length is None else str(length), rates),
+    )  # fmt: skip
     promises = () if slo is None else parse_slo(slo)
     answer = answered(plan, setups, load, promises, onlooker, is_calibrated=calibration is not None)
     notes += [text for kind, text in onlooker.notes if kind == "note"]
@@ -529,7 +505,7 @@ def _listening() -> tuple[dict[str, list[str]], Listener]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ANSWERS:
+    if name in __all__:
         from kvplan.report import answers
 
         return getattr(answers, name)

@@ -179,18 +179,7 @@ def paged_decode(
     need_work(work, num_seqs, window, q.device)
     partial, lse = scratch(work, num_heads, head_dim_v, q.device)
     decode_kernel[(num_kv_heads, work.sizes.num_items)](
-        out,
-        partial,
-        lse,
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        work.items,
-        sinks,
-        scale * k_scale,
-        v_scale,
-        **args,
+        out, partial, lse, q, k_cache, v_cache, block_tables, work.items, sinks, scale * k_scale, v_scale, **args
     )
     merge(out, partial, lse, work, sinks)
     return out

@@ -97,15 +97,7 @@ def load_row(best_ptr, temperature_ptr, floors_ptr, row):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED[:-1])
 def sum_parts_kernel(
-    sums_ptr,
-    logits_ptr,
-    best_ptr,
-    temperature_ptr,
-    floors_ptr,
-    vocab_size,
-    stride,
-    num_parts,
-    BLOCK: tl.constexpr,
+    sums_ptr, logits_ptr, best_ptr, temperature_ptr, floors_ptr, vocab_size, stride, num_parts, BLOCK: tl.constexpr
 ):
     """Grid (num_rows, num_parts): the weights' sum of one part of one row, unless the row is not drawn."""
     row = tl.program_id(0)

@@ -140,11 +140,7 @@ def fp8_block_linear(
 
 @once_per_layout
 def _launch_args(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    block: tuple[int, int],
-    num_splits: int | None,
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int], num_splits: int | None
 ) -> tuple[Split, LaunchArgs] | None:
     """Check the arguments of fp8_block_linear; how it is split, and what its kernel takes beside.
 

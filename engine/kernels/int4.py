@@ -90,12 +90,7 @@ def int4_matmul_kernel(
 
 
 def int4_linear(
-    x: torch.Tensor,
-    words: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
-    *,
-    num_splits: int | None = None,
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, *, num_splits: int | None = None
 ) -> torch.Tensor:
     """x @ ((values - zeros) * scales); weights are rounded to the dtype of x, sums are float32.
 
@@ -118,11 +113,7 @@ def int4_linear(
 
 @once_per_layout
 def _launch_args(
-    x: torch.Tensor,
-    words: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
-    num_splits: int | None,
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, num_splits: int | None
 ) -> tuple[Split, LaunchArgs] | None:
     """Check the arguments of int4_linear; how it is split, and what its kernel takes beside. None: of no tokens."""
     need_rows("x", x, 2, FLOATS)

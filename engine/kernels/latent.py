@@ -150,15 +150,7 @@ def latent_decode(
     need_work(work, num_seqs, None, q.device)
     partial, lse = scratch(work, num_heads, latent_dim, q.device)
     latent_decode_kernel[(cdiv(num_heads, args["BLOCK_M"]), work.sizes.num_items)](
-        out,
-        partial,
-        lse,
-        q,
-        cache,
-        block_tables,
-        work.items,
-        scale,
-        **args,
+        out, partial, lse, q, cache, block_tables, work.items, scale, **args
     )
     merge(out, partial, lse, work)
     return out
@@ -166,11 +158,7 @@ def latent_decode(
 
 @once_per_layout
 def _launch_args(
-    q: torch.Tensor,
-    cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    latent_dim: int,
+    q: torch.Tensor, cache: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor, latent_dim: int
 ) -> LaunchArgs:
     """Check the arguments of latent_decode; what its kernel takes beside."""
     need_rows("q", q, 3, FLOATS)

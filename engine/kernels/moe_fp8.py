@@ -118,12 +118,7 @@ def grouped_product(
 
 @once_per_layout
 def _launch_args(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    block: tuple[int, int],
-    rows_per_x: int,
-    tile: GemmTile,
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int], rows_per_x: int, tile: GemmTile
 ) -> LaunchArgs:
     """Check the arguments of a product; what its kernel takes beside."""
     need_rows("x", x, 2, FLOATS)

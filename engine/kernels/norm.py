@@ -90,16 +90,7 @@ def rms_norm(
     added = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_rows = x.numel() // x.shape[-1]
     if num_rows > 0:
-        rms_norm_kernel[(cdiv(num_rows, args["BLOCK_ROWS"]),)](
-            y,
-            added,
-            x,
-            residual,
-            weight,
-            eps,
-            num_rows,
-            **args,
-        )
+        rms_norm_kernel[(cdiv(num_rows, args["BLOCK_ROWS"]),)](y, added, x, residual, weight, eps, num_rows, **args)
     return y if added is None else (y, added)
 
 

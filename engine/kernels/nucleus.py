@@ -175,11 +175,7 @@ def nucleus_floors(
 
 @once_per_layout
 def _launch_args(
-    logits: torch.Tensor,
-    best: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
+    logits: torch.Tensor, best: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> LaunchArgs:
     """Check the arguments of nucleus_floors; what its kernel takes beside."""
     need_rows("logits", logits, 2, FLOATS)

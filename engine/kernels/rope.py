@@ -81,12 +81,7 @@ def rotate_kernel(
 
 
 def rotate(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    *,
-    interleaved: bool = False,
+    q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, *, interleaved: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate pairs of each head's elements by their position's angles, in place; returns q and k.
 
@@ -99,15 +94,7 @@ def rotate(
     args = _launch_args(q, k, cos_sin, positions, interleaved)
     num_tokens, num_heads, _ = q.shape
     if num_tokens > 0:
-        rotate_kernel[(num_tokens,)](
-            q,
-            k,
-            cos_sin,
-            positions,
-            num_heads,
-            k.shape[1],
-            **args,
-        )
+        rotate_kernel[(num_tokens,)](q, k, cos_sin, positions, num_heads, k.shape[1], **args)
     return q, k
 
 

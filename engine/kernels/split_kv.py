@@ -27,19 +27,7 @@ def load_item(items_ptr, index):
 
 @triton.jit
 def store_item(
-    out_ptr,
-    partial_ptr,
-    lse_ptr,
-    out,
-    top,
-    total,
-    seq,
-    slot,
-    num_heads,
-    heads,
-    is_head,
-    columns,
-    WIDTH: tl.constexpr,
+    out_ptr, partial_ptr, lse_ptr, out, top, total, seq, slot, num_heads, heads, is_head, columns, WIDTH: tl.constexpr
 ):
     """out [M, DV] float32: to the output where no other item shares it, else to the slot with its log-sum-exp."""
     mask = is_head[:, None] & (columns < WIDTH)[None, :]

@@ -111,9 +111,7 @@ def from_path(ref: str, source: Source) -> Resolved:
     except KvplanError as error:
         if is_there:
             raise
-        from kvplan.models.lookup import explained
-
-        raise explained(ref, error) from error
+        return by_name(ref, source, error)
     model = Resolved(spec)
     if is_there and (folder := folder_of(path)) is not None:
         weigh(model, folder, source, str(folder))
@@ -153,7 +151,7 @@ def from_hub(ref: str, source: Source) -> Resolved:
 
     model_id = ref.partition("@")[0]
     if "/" not in ref:
-        raise catalog.unknown(printable(model_id, 100))
+        return by_name(ref, source, catalog.unknown(printable(model_id, 100)))
     try:
         resolved = hub.resolve_model(ref, revision=source.revision, offline=source.offline)
     except KvplanError as error:
@@ -174,13 +172,25 @@ def from_hub(ref: str, source: Source) -> Resolved:
 def copy_of(model_id: str, source: Source, error: KvplanError) -> Resolved:
     """The catalog's model that a repository copies by its name, if the repository itself cannot be read."""
     from kvplan.asked.question import taken_as
-    from kvplan.models.lookup import copied, explained
+    from kvplan.models.lookup import copied
 
     known = None if source.revision is not None else copied(model_id)
     if known is None:
-        raise explained(model_id, error) from error
+        return by_name(model_id, source, error)
     spec = catalog.load(known, text_only=source.text_only)
     return Resolved(spec, [f"{sentence(error.subject, error.problem)}; {taken_as(known)}"])
+
+
+def by_name(ref: str, source: Source, error: KvplanError) -> Resolved:
+    """A quantized copy of a catalog model as its name has it, for a model that cannot be read; else raise the error."""
+    from kvplan.models.copies import sized
+    from kvplan.models.lookup import explained
+
+    known = None if source.revision is not None else sized(ref, text_only=source.text_only)
+    if known is None:
+        raise explained(ref, error) from error
+    spec, note = known
+    return Resolved(spec, [f"{sentence(error.subject, error.problem)}; {note}"])
 
 
 def is_sized(model: Resolved) -> bool:

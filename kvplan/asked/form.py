@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -59,6 +60,10 @@ class Origin:
     name: str
     remedy: str
 
+    def named(self, error: KvplanError) -> KvplanError:
+        """An error in a pasted command as one in what was read in its place."""
+        return error.changed(subject=re.sub("^--from-command(?= |$)", lambda _: self.name, error.subject))
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -111,7 +116,11 @@ class Form:
             return None
         from kvplan.asked.pasted import read_command  # only needed for a pasted command
 
-        return read_command(text, self.values.keys())
+        try:
+            return read_command(text, self.values.keys())
+        except KvplanError as error:
+            origin = self.origins.get("from_command")
+            raise error if origin is None else error.map_all(origin.named) from error
 
     @property
     def names_model(self) -> bool:
@@ -183,6 +192,7 @@ PASTED_FILES: Final = (".yaml", ".yml", ".sh", ".bash", ".ps1", ".bat", ".py", "
 
 def with_file(form: Form) -> Form:
     """The form, in which a file that stands for a model has a server's command, as if pasted."""
+    form = with_only_engine(form)
     name = form.text("model") or ""
     if " " in name and "from_command" not in form.values and is_command(name):
         origins = {**form.origins, "from_command": Origin("MODEL", "")}
@@ -202,6 +212,23 @@ def with_file(form: Form) -> Form:
     return replace(
         form.changed(model=None, from_command=text), origins={**form.origins, "from_command": Origin(path, "")}
     )
+
+
+def with_only_engine(form: Form) -> Form:
+    """The form with the server that alone can be meant, where none is named: that of a library's `NAME:TAG`, or the
+    first that runs on the vendor's GPUs.
+    """
+    name, names = form.text("model") or "", form.values.get("gpu")
+    if {"engine", "from_command"} & form.values.keys():
+        return form
+    if re.fullmatch(r"[\w.-]+:[\w.-]+", name) and catalog.find(name) is None:
+        return form.changed(engine=next(server for server in SERVERS if abilities_of(server).library))
+    with suppress(KvplanError):  # an unknown GPU is rejected elsewhere
+        vendors = {gpu(split_count(str(text))[1]).vendor for text in names} if isinstance(names, list) else set()
+        if vendors and not vendors & set(abilities_of(DEFAULT).vendors):
+            served = (server for server in SERVERS if vendors <= set(abilities_of(server).vendors))
+            return form.changed(engine=next(served, DEFAULT))
+    return form
 
 
 def is_command(name: str) -> bool:
@@ -234,7 +261,10 @@ def check_names(form: Form) -> None:
     with faults.part():
         is_name = "config" not in form.values
         if model is not None and is_name and is_catalog_name(model) and catalog.find(model) is None:
-            raise catalog.unknown(model)
+            from kvplan.models.copies import is_copy  # only for a name that is not in the catalog
+
+            if not is_copy(model):
+                raise catalog.unknown(model)
     with faults.part():
         if dtype is not None and dtype.isprintable():  # others are no text
             check_dtype(dtype)

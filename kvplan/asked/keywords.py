@@ -29,6 +29,7 @@ class PlanKeywords(TypedDict, Generic[Several], total=False):
     num_redundant_experts: str | int | Several | None
     eplb_window_size: str | int | Several | None
     all2all_backend: str | Several | None
+    deepep_mode: Literal["auto", "normal", "low_latency"] | Several | None
     enable_dp_attention: bool | Several | None
     enable_dp_lm_head: bool | Several | None
     moe_dense_tp_size: str | int | Several | None

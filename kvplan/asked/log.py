@@ -1,7 +1,7 @@
 """What a server's log asks: its model, release, arguments, variables and GPU complete a form."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor
 from typing import Any, Final
@@ -36,13 +36,14 @@ ONLY_BYTES: Final = "custom"  # a GPU of which only the memory is known
 class Logged:
     """A form completed from a log: what is given wins.
 
-    stated   engine arguments that were given
+    flags    engine arguments that it says, as text; stated: those that were given
     derived  the context, if only a page's figures say it: the likeliest, the least and the most tokens
     """
 
     log: ServerLog
     form: Form
     command: ServeCommand | None
+    flags: Mapping[str, str]
     stated: frozenset[str]
     derived: tuple[int, int, int] | None
     notes: tuple[str, ...]
@@ -72,7 +73,7 @@ def completed(form: Form, log: ServerLog) -> Logged:
     """A form completed from a log; raises UnplannedLog if the log lacks what the form does not say."""
     command, notes = form.command(), list[str]()
     stated = stated_arguments(form, command) | ({"max_model_len"} & form.values.keys())
-    values, origins = dict[str, Any](), dict[str, Origin]()
+    values, origins, flags = dict[str, Any](), dict[str, Origin](), flags_of(log)
     if not form.names_model:
         name, note = model_of(log)
         if name is None:
@@ -88,14 +89,14 @@ def completed(form: Form, log: ServerLog) -> Logged:
             values["engine"] = engine
             version = f"{log.called}: version {printable(log.text('version') or '', 40)}"
             origins["engine"] = Origin(version, f"set it with --engine {server_of(log.engine).release(None, []).label}")
-    for name, text in flags_of(log).items():
+    for name, text in flags.items():
         if name not in stated:
             values[name] = value_of(log, name, text)
             flag = FLAGS.get(name, flag_of(name))
             origins[name] = Origin(f"{log.called}: {logged_as(log, name, text)}", f"set it with {flag}")
     has_context = "max_model_len" in stated or "max_model_len" in values
     filled = replace(form.changed(**values), origins=origins)
-    return Logged(log, filled, command, stated, None if has_context else derived_context(log), tuple(notes))
+    return Logged(log, filled, command, flags, stated, None if has_context else derived_context(log), tuple(notes))
 
 
 def value_of(log: ServerLog, name: str, text: str) -> Any:
@@ -149,13 +150,13 @@ def logged_as(log: ServerLog, name: str, text: str) -> str:
     return f"{printable(theirs, 60)}={printable(text, 60)}"
 
 
-def agrees(log: ServerLog, name: str, value: Any) -> bool:
-    """True if a value of EngineArgs agrees with the log to the log's digits, or leaves the choice to the server."""
+def agrees(log: ServerLog, name: str, text: str, value: Any) -> bool:
+    """True if a value of EngineArgs agrees with the log's text to its digits, or leaves the choice to the server."""
     share = log.first("utilization")
     if name == "gpu_memory_utilization" and share is not None and abs(value - share.value) <= share.half_digit:
         return True
     try:
-        return bool(value == "auto" or value == read_argument(name, flags_of(log)[name], name))
+        return bool(value == "auto" or value == read_argument(name, text, name))
     except KvplanError:
         return False
 
@@ -197,8 +198,12 @@ def engine_of(log: ServerLog) -> str | None:
 
 
 def model_of(log: ServerLog) -> tuple[str | None, str | None]:
-    """Return (catalog name of the logged model, a note); the log's own paths are never opened."""
-    named = logs_of(log.engine).model(log)
+    """Return (catalog name of the logged model, a note)."""
+    return catalog_name(logs_of(log.engine).model(log), log.called, log.model)
+
+
+def catalog_name(named: str | None, called: str, own: str | None = None) -> tuple[str | None, str | None]:
+    """Return (catalog name of a model by its name or path in a log, a note); paths are never opened."""
     if named is None:
         return None, None
     if catalog.find(named) is not None:
@@ -209,8 +214,7 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
         known = None
     if known is None:
         return None, None
-    own = printable(log.model or named, 100)
-    return known, f"the {log.called}'s model {own} is {taken_as(known).removeprefix('it is ')}"
+    return known, f"the {called}'s model {printable(own or named, 100)} is {taken_as(known).removeprefix('it is ')}"
 
 
 def logged_gpus(log: ServerLog) -> tuple[list[GpuSpec], str | None]:

@@ -132,9 +132,7 @@ def served(text: str, where: str) -> list[ServedContainer]:
                 raise UsageError(where, f"has more than {MOST_CONTAINERS} containers that serve", "split the file")
     if not containers:
         raise UsageError(
-            where,
-            "no container in it runs a server",
-            f"name a manifest with a container that runs {programs()}",
+            where, "no container in it runs a server", f"name a manifest with a container that runs {programs()}"
         )
     return named_apart(containers)
 
@@ -250,8 +248,9 @@ def serving_places(
     elif kind is None and tasks.is_task(document):
         body, accelerator = tasks.container_of(document)
         name = str(document.get("name") or unnamed)
-        count = whole(document.get("replicas"), 1, "replicas", where)
-        yield Place(name, count), lined(document, body), Mapped({tasks.KEY: accelerator})
+        count = whole(tasks.replicas_of(document), 1, "replicas", where)
+        nodes = whole(document.get("num_nodes"), 1, "num_nodes", where)
+        yield Place(name, count, nodes), lined(document, body), Mapped({tasks.KEY: accelerator})
     elif isinstance(kind, str) and "{{" in kind:
         raise UsageError(where, "is a template, which is not rendered", TEMPLATE_CURE)
     else:

@@ -4,13 +4,12 @@ The text is split like a shell line and never run. A flag whose effect on memory
 """
 
 import re
-import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.core.errors import KvplanError, NoServerError, UsageError
-from kvplan.core.files import exists, printable
+from kvplan.core.files import exists, printable, read_text
 from kvplan.servers.base import ALIASES, SERVERS, is_named, programs, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words import environment, shell
@@ -179,14 +178,24 @@ def _parse_line(text: str, options: Collection[str] = ()) -> ServeCommand:
         refuse_second(command, commands[number + 1 :], name)
         return command
     if len(commands) == 1 and len(commands[0]) == 1 and exists(commands[0][0]) and Path(commands[0][0]).is_file():
-        name = shlex.quote(commands[0][0])
-        remedy = f'paste what is in it (`--from-command "$(cat {name})"`), or `kvplan check {name}`'
-        raise NoServerError("--from-command", f"names a file ({printable(name, 60)})", remedy)
+        return _parse_file(Path(commands[0][0]), options)
     raise NoServerError(
         "--from-command",
         f"contains no server command ({printable(' '.join(commands[0] if commands else ()), 60)!r})",
         f"paste {programs()}, or the `docker run ...` of its image",
     )
+
+
+def _parse_file(path: Path, options: Collection[str]) -> ServeCommand:
+    """Parse what stands in a file that is named in place of a command."""
+    text = read_text(path, MAX_COMMAND_CHARS)
+    if len(text.split()) < 2:
+        raise NoServerError(
+            "--from-command", f"{printable(str(path), 60)} contains no server command", f"use {programs()}"
+        )
+    command = parse(text, options)
+    command.notes.append(Note(f"--from-command: what stands in {printable(str(path), 100)}"))
+    return command
 
 
 def _parsed(server: "Pasted", words: list[str], options: Collection[str]) -> ServeCommand:

@@ -345,7 +345,7 @@ def model_of(query: Asked) -> Resolved:
         from kvplan.models.lookup import in_path
 
         if in_path(ref) is None:
-            raise on_other_machine(ref)
+            return on_other_machine(ref, source)
     try:
         model = resolve(ref, source)
     except UnsupportedModelError:  # perhaps of a vision tower that this server does not load
@@ -391,7 +391,7 @@ def resolve(ref: str, source: Source) -> Resolved:
         known = in_path(ref)
         note = None if known is None else f"{printable(ref, 200)} is not on this machine; {taken_as(known)}"
         if known is None and not is_path(ref):
-            raise on_other_machine(ref)
+            return on_other_machine(ref, source)
     if known is None or (source.revision is not None and note is None):
         from kvplan.asked.files import from_files  # not needed for the catalog
 
@@ -411,12 +411,12 @@ def taken_as(known: str) -> str:
     return f"it is taken as {catalog.facts(known)['id']}, by its name"
 
 
-def on_other_machine(ref: str) -> KvplanError:
-    """Error for a folder of another machine, by whose name no model is known."""
-    from kvplan.models.lookup import explained
+def on_other_machine(ref: str, source: Source) -> Resolved:
+    """Facts of a folder of another machine whose name is a quantized copy's, else its error: no model has its name."""
+    from kvplan.asked.files import by_name
 
     problem = "is a folder of another machine, and the catalog has no model of its name"
-    return explained(ref, UsageError(f"model {printable(ref, 200)!r}", problem, "name the model that it holds"))
+    return by_name(ref, source, UsageError(f"model {printable(ref, 200)!r}", problem, "name the model that it holds"))
 
 
 def is_elsewhere(ref: str) -> bool:
@@ -435,9 +435,15 @@ def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolv
     own = catalog.find(name)
     if own is None or source.revision is not None or source.config is not None or model.spec.quantization is not None:
         return model
-    sibling = None if method in ONLINE_METHODS else catalog.quantized(own, method)
-    if sibling is None:
+    if method in ONLINE_METHODS:
         return model
+    sibling = catalog.quantized(own, method)
+    if sibling is None:
+        from kvplan.models.copies import sized  # only where the catalog has no such checkpoint
+
+        known = sized(f"{own}-{method}", text_only=source.text_only)
+        is_method = known is not None and known[0].quantization is not None and known[0].quantization.method == method
+        return Resolved(known[0], [f"--quantization {method}: {known[1]}"]) if known and is_method else model
     taken = resolve(sibling, source)
     hub_id = catalog.facts(sibling)["id"]
     taken.notes.append(f"--quantization {method}: using {sibling} ({hub_id}), because {own} is not quantized")

@@ -37,6 +37,7 @@ SAME: Final = (
 FEWER: Final = (  # that verl passes on to a server without levels of sleep
     "gpu_memory_utilization", "dtype", "enforce_eager", "max_num_seqs", "quantization", "tensor_parallel_size",
 )  # fmt: skip
+SAVER: Final = "enable_memory_saver"  # which frameworks set themselves
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.33 has slots for (config/lora.py)
 
 
@@ -133,6 +134,7 @@ def read_rollout(text: str, framework: Framework, options: Collection[str]) -> S
     words = [f"--model={model}"] if model else []
     command = parsed(server_of(settings.server).pasted().parse, [*words, *words_of(settings)], options)
     command.engine = settings.server
+    command.ignored = [flag for flag in command.ignored if flag != f"--{SAVER.replace('_', '-')}"]  # no hint: it is ours
     if level is not None:
         shares = framework.title == "Unsloth" or (settings.adapters and not settings.has_levels)
         keeps = ("weights",) if shares else ()
@@ -342,7 +344,7 @@ def verl(settings: Settings) -> Level:
         return None
     if not all(settings.is_on(f"{VERL}{key}", default=True) for key in ("free_cache_engine", "enable_sleep_mode")):
         return 0
-    settings.own |= {} if settings.has_levels else {"enable_memory_saver": True}  # with enable_weights_cpu_backup
+    settings.own |= {} if settings.has_levels else {SAVER: True}  # with enable_weights_cpu_backup
     return 1 if settings.adapters or not settings.has_levels else 2
 
 
@@ -400,7 +402,7 @@ def slime(settings: Settings) -> Level:
     settings.args["tensor_parallel_size"] = gpus // stages
     if not settings.is_on("colocate"):
         return None
-    settings.own["enable_memory_saver"] = True
+    settings.own[SAVER] = True
     return 2
 
 
@@ -428,8 +430,8 @@ def unsloth(settings: Settings) -> Level:
     if not settings.is_on("fast_inference"):
         raise unread("", "Unsloth generates without vLLM here (fast_inference is off)", "paste fast_inference=True")
     settings.adapters = settings.adapters or 16
-    if settings.is_on("load_in_4bit", default=True) and not settings.is_on("load_in_fp8"):
-        settings.args["quantization"] = "bitsandbytes"
+    in_4_bits = settings.is_on("load_in_4bit", default=True) and not settings.is_on("load_in_fp8")
+    settings.args["quantization"] = "bitsandbytes" if in_4_bits else None
     settings.args["kv_cache_dtype"] = "fp8" if settings.is_on("float8_kv_cache") else None
     if not settings.is_on("unsloth_vllm_standby"):
         return 0
@@ -443,7 +445,8 @@ MEMORY: Final = {"gpu_memory_utilization": "gpu_memory_utilization"}
 FRAMEWORKS: Final = (
     Framework(
         "Unsloth", r"\bfast_inference\s*=\s*True\b", "",
-        {**MEMORY, "max_model_len": "max_seq_length", "max_lora_rank": "max_lora_rank"},
+        {**MEMORY, "max_model_len": "max_seq_length", "max_lora_rank": "max_lora_rank",
+         "quantization": "load_in_4bit"},
         {"gpu_memory_utilization": 0.5}, ("model_name",), unsloth, ("max_lora_rank",),
     ),
     Framework(

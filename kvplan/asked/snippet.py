@@ -245,11 +245,9 @@ def _evaluated(node: ast.expr, names: Names, depth: int = 0) -> Any:
             return next(filter(None, (_evaluated(value, names, depth + 1) for value in values)), None)
         case ast.Constant(value=value) if isinstance(value, str | int | float | None):
             return value
-        case ast.Call(
-            func=ast.Name(id="int" | "str" | "float") as kind,
-            args=[ast.Call() as inner],
-            keywords=[],
-        ) if _default_of(inner) is not None:
+        case ast.Call(func=ast.Name(id="int" | "str" | "float") as kind, args=[ast.Call() as inner], keywords=[]) if (
+            _default_of(inner) is not None
+        ):
             return {"int": int, "str": str, "float": float}[kind.id](_evaluated(inner, names, depth))
         case ast.Call() if (default := _default_of(node)) is not None:
             return _evaluated(default, names, depth + 1)

@@ -1,7 +1,8 @@
 """A task of dstack or SkyPilot: a file with a script, its variables and the GPU to run it on, as a container.
 
 Sources: dstack.ai/docs, `service` (image, env, commands, resources.gpu: 24GB, H100:2, A100:80GB or name, count and
-memory); docs.skypilot.co, "Task YAML" (resources.accelerators, envs, secrets, run, and its SKYPILOT_ variables).
+memory); docs.skypilot.co, "Task YAML" (resources.accelerators, envs, secrets, num_nodes, run, and its SKYPILOT_ variables) and
+"Service YAML" (service.replicas, service.replica_policy.min_replicas).
 """
 
 import re
@@ -11,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 KEY: Final = "resources"  # of a pod, the name of its GPU
 NUM_GPUS: Final = ("SKYPILOT_NUM_GPUS_PER_NODE", "DSTACK_GPUS_NUM")
+NUM_NODES: Final = "SKYPILOT_NUM_NODES"
 _COUNT: Final = re.compile(r"[0-9]{1,4}")
 _MEMORY: Final = re.compile(r"([0-9]{1,4})[Gg][Bb]")
 
@@ -28,6 +30,17 @@ def is_task(document: Mapping[str, Any]) -> bool:
     )
 
 
+def replicas_of(document: Mapping[str, Any]) -> Any:
+    """What a task states of its servers' number: dstack's replicas, or those of SkyPilot's service, of a range the
+    least.
+    """
+    service = document.get("service")
+    if not isinstance(service, Mapping):
+        return document.get("replicas") if service is None else service
+    policy = service.get("replica_policy")
+    return policy.get("min_replicas") if isinstance(policy, Mapping) else service.get("replicas")
+
+
 def container_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """(the container, the name of its GPU, or what is stated of GPUs where that is no single name)."""
     resources = document.get("resources")
@@ -37,6 +50,8 @@ def container_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], str | Non
     lines = document.get("commands")
     script = "\n".join(map(str, lines)) if isinstance(lines, list) else str(document.get("run"))
     variables = {} if gpus.number is None else {NUM_GPUS[isinstance(lines, list)]: str(gpus.number)}
+    if not isinstance(lines, list):
+        variables[NUM_NODES] = str(document.get("num_nodes") or 1)
     for key in ("env", "envs", "secrets"):
         pairs = document.get(key)
         if isinstance(pairs, Mapping):
@@ -47,7 +62,7 @@ def container_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], str | Non
     starts = [
         f"{'' if name in used else 'export '}{name}={shlex.quote(value)}\n"
         for name, value in variables.items()
-        if name in used or name not in NUM_GPUS
+        if name in used or name not in (*NUM_GPUS, NUM_NODES)
     ]
     body: dict[str, Any] = {"image": document.get("image"), "command": ["sh", "-c", "".join(starts) + script]}
     if gpus.number is not None:

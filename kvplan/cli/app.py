@@ -232,13 +232,9 @@ def add(app: typer.Typer, entries: Mapping[str, Entry], name_wanted: str | None)
 
 def show_version(is_on: bool) -> None:
     if is_on:
-        from importlib.metadata import PackageNotFoundError, version
+        from kvplan.core.git import release
 
-        try:
-            number = version("kvplan")
-        except PackageNotFoundError:
-            number = "(not installed)"
-        output.write(f"kvplan {number}")
+        output.write(f"kvplan {release() or '(not installed)'}")
         raise typer.Exit
 
 

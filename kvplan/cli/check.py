@@ -3,9 +3,10 @@
 import datetime
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,21 +14,13 @@ from kvplan.cli import output
 from kvplan.cli.check_options import DEFAULT_NAME, OPERATIONS, SUFFIXES, CheckOptions
 from kvplan.cli.options import form_of, refuse_given
 from kvplan.cli.typed import in_typed_words
-from kvplan.core.errors import (
-    BUG,
-    EnvironmentProblem,
-    KvplanError,
-    UsageError,
-)
+from kvplan.core.errors import BUG, EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import path_text, printable
 from kvplan.documents.check import check_document, failure_document
 from kvplan.measure.check import checked, policy_at
 from kvplan.policy import manifests
 from kvplan.policy.file import Policy, exists
-from kvplan.policy.result import (
-    CheckFailure,
-    CheckResult,
-)
+from kvplan.policy.result import CheckFailure, CheckResult
 from kvplan.report.check_text import table_lines
 from kvplan.report.lines import write
 
@@ -149,36 +142,32 @@ def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def rendered(format: str, result: CheckResult) -> str:
-    """Render the result in a machine format."""
-    match format:
-        case "json":
-            return as_json(check_document(result))
-        case "markdown":
-            from kvplan.report.policy_text import markdown
+# Format -> the module that writes it, and its functions for a result and for a check that cannot run.
+FORMATS: Final = {
+    "markdown": ("policy_text", "markdown", "failure_markdown"),
+    "html": ("policy_text", "html", "failure_html"),
+    "junit": ("junit", "junit_xml", "failure_xml"),
+    "sarif": ("sarif", "sarif", "failure_sarif"),
+    "github": ("github", "github_lines", "failure_lines"),
+}
 
-            return markdown(result)
-        case "html":
-            from kvplan.report.policy_text import html
 
-            return html(result)
-        case "junit":
-            from kvplan.report.junit import junit_xml
+def rendered(format: str, result: CheckResult | CheckFailure) -> str:
+    """Render a result, or why there is none, in a machine format."""
+    if format == "json":
+        return as_json(failure_document(result) if isinstance(result, CheckFailure) else check_document(result))
+    if format in OPERATIONS and isinstance(result, CheckResult):
+        from kvplan.report.operations import WRITERS
 
-            return junit_xml(result)
-        case "sarif":
-            from kvplan.report.sarif import sarif
-
-            return as_json(sarif(result))
-        case "github":
-            from kvplan.report.github import github_lines
-
-            return "".join(f"{text}\n" for text in github_lines(result))
-        case _ if format in OPERATIONS:
-            from kvplan.report.operations import WRITERS
-
-            return WRITERS[format](result)
-    raise AssertionError(format)
+        return WRITERS[format](result)
+    module, of_result, of_failure = FORMATS[format]
+    write = getattr(
+        import_module(f"kvplan.report.{module}"), of_failure if isinstance(result, CheckFailure) else of_result
+    )
+    written: str | Mapping[str, Any] | Iterable[str] = write(result)
+    if isinstance(written, str):
+        return written
+    return as_json(written) if isinstance(written, Mapping) else "".join(f"{text}\n" for text in written)
 
 
 @contextmanager
@@ -203,41 +192,14 @@ def show_failure(failure: CheckFailure, format: str) -> None:
     """Write the failure to standard output in a machine format; for people, standard error is enough."""
     if format == "table" or format in OPERATIONS:
         return
-    output.write(rendered_failure(format, failure))
+    output.write(rendered(format, failure))
     if format == "github":
-        append_summary(rendered_failure("markdown", failure))
+        append_summary(rendered("markdown", failure))
 
 
 def save_failure(failure: CheckFailure, reports: Sequence[output.ReportFile]) -> None:
     for report in reports:
-        report.save(rendered_failure(report.format, failure))
-
-
-def rendered_failure(format: str, failure: CheckFailure) -> str:
-    match format:
-        case "json":
-            return as_json(failure_document(failure))
-        case "markdown":
-            from kvplan.report.policy_text import failure_markdown
-
-            return failure_markdown(failure)
-        case "html":
-            from kvplan.report.policy_text import failure_html
-
-            return failure_html(failure)
-        case "junit":
-            from kvplan.report.junit import failure_xml
-
-            return failure_xml(failure)
-        case "sarif":
-            from kvplan.report.sarif import failure_sarif
-
-            return as_json(failure_sarif(failure))
-        case "github":
-            from kvplan.report.github import failure_lines
-
-            return "".join(f"{text}\n" for text in failure_lines(failure))
-    raise AssertionError(format)
+        report.save(rendered(report.format, failure))
 
 
 def as_json(document: Mapping[str, Any]) -> str:

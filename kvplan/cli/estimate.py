@@ -4,6 +4,7 @@ from kvplan.asked.question import Inputs
 from kvplan.cli import output
 from kvplan.cli.options import EstimateOptions, inputs_of
 from kvplan.core.errors import KvplanError
+from kvplan.core.units import format_gib
 from kvplan.planning.plan import Plan, PlanTable, plan_tables, plans_of
 from kvplan.report import console
 
@@ -39,8 +40,12 @@ def say_of_host(tables: list[PlanTable], inputs: Inputs) -> None:
     plans = plans_of(tables)
     if len(plans) != 1 or (inputs.host is None and not plans[0].request.gpu.unified):
         return
-    from kvplan.policy.pods import lacking  # only for these
+    from kvplan.policy.pods import kept_rows, lacking  # only for these
 
+    kept = sum(size for _, size in kept_rows(plans[0]))
+    if plans[0].request.gpu.unified and kept > plans[0].memory.weights // 10:  # more than a server's small buffers
+        share = f"GPU and host share one memory of {format_gib(plans[0].request.gpu.shared_memory)}"
+        output.tell("note", f"{share}: the {format_gib(kept)} on the host are taken from it, too")
     gpu, others = plans[0].request.gpu, plans[0].estimates["in_use"].likely
     name, memory = ("the memory that GPU and host share", gpu.shared_memory - others) if inputs.host is None else (
         f"the host memory of {inputs.host[0]}", inputs.host[1]

@@ -17,12 +17,14 @@ from kvplan.planning.plan import Plan
 from kvplan.planning.sweep import portable_requests
 from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
+from kvplan.simulate.drafts import Acceptance, Drafts, stated_drafts
 from kvplan.simulate.fleet import Autoscale, Fleet, Kind, ReplicaFailure, Role
 from kvplan.simulate.fleet_result import fleet_result
 from kvplan.simulate.handover import Link
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.load import Load
 from kvplan.simulate.outcome import FleetAnswer, SimulationAnswer, Variant
+from kvplan.simulate.question import refuse_beside_drafts
 from kvplan.simulate.routers import router
 from kvplan.simulate.setup import Setup, token_bytes
 from kvplan.simulate.steptime import step_time
@@ -30,7 +32,7 @@ from kvplan.simulate.steptime import step_time
 MOST: Final = 4096  # servers
 WORTH_PROCESSES: Final = 20_000  # requests: takes seconds in one process; other processes start in less
 OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale", "jobs", "ray")
-OF_ONE: Final = ("baseline", "tier", "figure", "film", "trace_events")
+OF_ONE: Final = ("baseline", "tier", "adapters", "figure", "film", "trace_events")
 RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m where they differ"
 
 
@@ -145,7 +147,10 @@ def kinds_of(
             plans[label] = plan_of(some)
         plan = plans[label]
         [request] = portable_requests([plan.request])
-        setup = Setup(replace(plan, request=request), step_time(plan, shares, options.calibration))
+        setup = Setup(
+            replace(plan, request=request), step_time(plan, shares, options.calibration),
+            drafts=drafts_stated(options, plan, shares),
+        )  # fmt: skip
         token = token_bytes(plan) if role != "server" else 0
         return Kind(plan.request.gpu.name, setup.run, role, token, num_gpus(plan) // num_ranks(plan))
 
@@ -172,6 +177,17 @@ def kinds_of(
     if len(kinds) > MOST:
         raise UsageError("--pool", f"{len(kinds):,} servers in all", f"name {MOST:,} at most")
     return tuple(kinds), tuple(plans.values())
+
+
+def drafts_stated(options: SimulateOptions, plan: Plan, shares: Shares) -> Drafts | None:
+    """The drafts of a fleet's servers, whose acceptance must be stated."""
+    stated = Acceptance(options.synthetic_acceptance_length, options.synthetic_acceptance_rates)
+    drafts = stated_drafts(plan, shares, stated)
+    if drafts is None:
+        return None
+    apart, calibrated = options.disaggregate is not None, options.calibration is not None
+    refuse_beside_drafts({"--disaggregate": apart, "--calibration": calibrated})
+    return drafts
 
 
 def num_ranks(plan: Plan) -> int:

@@ -42,10 +42,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "watch": "kvplan watch --pid 1234",
         "doctor": "kvplan doctor",
     },
-    "CI": {
-        "check": "kvplan check --init qwen3-8b --gpu l40s --ctx 8k",
-        "schema": "kvplan schema plan",
-    },
+    "CI": {"check": "kvplan check --init qwen3-8b --gpu l40s --ctx 8k", "schema": "kvplan schema plan"},
 }
 MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "estimate": (
@@ -102,10 +99,7 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
         "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --trace examples/trace.csv --slo ttft=2s,tpot=80ms",
         "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --users 8 --prompt-tokens 1k --output-tokens 100",
     ),
-    "diff": (
-        "kvplan diff before.json after.json",
-        "kvplan diff main:kvplan.policy.yaml kvplan.policy.yaml",
-    ),
+    "diff": ("kvplan diff before.json after.json", "kvplan diff main:kvplan.policy.yaml kvplan.policy.yaml"),
     "check": (
         "kvplan check kvplan.policy.yaml --strict",
         "kvplan check kvplan.policy.yaml --base origin/main --format github",

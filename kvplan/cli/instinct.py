@@ -35,16 +35,21 @@ OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "--json": ("--format", "json"),
     "--csv": ("--format", "csv"),
     **dict.fromkeys(("--context", "--context-size", "--ctx-size", "--ctx-len", "--seq-len", "--n-ctx"), ("--ctx",)),
-    **dict.fromkeys(("--concurrency", "--num-users", "--concurrent-users", "--n-users"), ("--users",)),
+    **dict.fromkeys(("--concurrency", "--num-users", "--concurrent-users", "--n-users", "--max-users"), ("--users",)),
     **dict.fromkeys(("--quant", "--quantize"), ("--quantization",)),
+    **dict.fromkeys(("--isl", "--input", "--input-len", "--input-tokens", "--prompt-len"), ("--prompt-tokens",)),
+    **dict.fromkeys(("--osl", "--output", "--output-len", "--max-tokens"), ("--output-tokens",)),
+    **dict.fromkeys(("--qps", "--rps", "--request-rate"), ("--rate",)),
+    **dict.fromkeys(("--price-file", "--cost-file"), ("--prices",)),
     **dict.fromkeys(("--kv-dtype", "--kv-cache-type", "--kv-quant"), ("--kv-cache-dtype",)),
     "--gpus": ("--gpu",),
-    "--vram": ("--gpu-memory",),
+    **dict.fromkeys(("--vram", "--gpu-mem"), ("--gpu-memory",)),
     "--tensor-parallel": ("--tp",),
     "--pipeline-parallel": ("--pp",),
     "--slos": ("--slo",),
 }
 # Of a server, and without effect on what a client of `kvplan serve` sees; ! takes no value.
+COUNTS: Final = ("--num-gpus", "--n-gpus", "--gpu-count", "--gpus-per-node")  # of the GPU that --gpu names
 IDLE_FLAGS: Final = (
     "trust_remote_code!", "disable_log_requests!", "enable_log_requests!", "disable_log_stats!", "max_log_len",
     "disable_uvicorn_access_log!", "uvicorn_log_level", "enable_server_load_tracking!", "enable_auto_tool_choice!",
@@ -160,7 +165,7 @@ def is_model(word: str) -> bool:
 def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
     """A line whose command does not know an option or takes fewer words."""
     options = {option for param in context.command.params for option in (*param.opts, *param.secondary_opts)}
-    line = list(renamed(line, options))
+    line = list(renamed(counted(line, options), options))
     if name == "serve":
         line = list(without_idle(line, options))
     if "--users" not in options and any(word.partition("=")[0] == "--users" for word in line):
@@ -188,6 +193,20 @@ def without_idle(line: Sequence[str], options: Collection[str]) -> Iterator[str]
             yield word
         elif idle[name] and not equals:
             next(words, None)  # its value
+
+
+def counted(line: Sequence[str], options: Collection[str]) -> list[str]:
+    """The line with a number of GPUs in front of the GPU's name: `--gpu b200 --num-gpus 8` is `--gpu 8xb200`."""
+    own = (*COUNTS, "--gpu")
+    line = [part for word in line for part in (word.split("=", 1) if word.partition("=")[0] in own else [word])]
+    flag = next((name for name in COUNTS if name in line[:-1] and name not in options), None)
+    if flag is None or "--gpu" not in line[:-1] or not line[line.index(flag) + 1].isdecimal():
+        return line
+    start = line.index(flag)
+    number = line[start + 1]
+    del line[start : start + 2]
+    place = line.index("--gpu") + 1
+    return [*line[:place], f"{number}x{line[place]}", *line[place + 1 :]]
 
 
 def renamed(line: Sequence[str], options: Collection[str]) -> Iterator[str]:

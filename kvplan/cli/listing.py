@@ -7,8 +7,16 @@ from kvplan.report.formats import CommandAnswer
 
 
 def models(options: ModelsOptions) -> int:
+    form = None
+    if options.gpu is not None or options.gpu_memory is not None:
+        from kvplan.asked.form import Form, size_notes  # only for a GPU
+
+        values = {"gpu": options.gpu and [options.gpu], "gpu_memory": options.gpu_memory}
+        form = Form({key: value for key, value in values.items() if value is not None})
+        for note in size_notes(form):
+            output.tell("note", note)
     named = (options.name, options.family, options.max_params)
-    answer(listing_text.models(*named, gpu=options.gpu, ctx=options.ctx), options)
+    answer(listing_text.models(*named, form=form, ctx=options.ctx), options)
     return 0
 
 

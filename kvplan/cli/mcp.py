@@ -123,10 +123,7 @@ TOOLS: Final[Mapping[str, Tool]] = {
         "or a policy was edited.",
         ("check",),
         ("file", "Policy, or Kubernetes or compose file."),
-        {
-            "gpu": ("--gpu", "GPU of a manifest that names none."),
-            "base": ("--base", "Git revision to compare with."),
-        },
+        {"gpu": ("--gpu", "GPU of a manifest that names none."), "base": ("--base", "Git revision to compare with.")},
         ("file",),
     ),
 }

@@ -183,6 +183,7 @@ class ModelsOptions:
     gpu: Text = option(
         "--gpu NAME", "List only models that fit on this GPU, or on several: 2xl40s.", complete=complete_gpu
     )
+    gpu_memory: Text = option("--gpu-memory SIZE", "Total memory of that GPU, or of one without a name.")
     ctx: Text = option("--ctx N", "Context for --gpu.  [default: 8k]")
     format: Format = option(*FORMAT, "table")
     color: Color = option(*COLOR, "auto")

@@ -266,9 +266,7 @@ class ReportFile:
             self._check()
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a link cycle in Python 3.11
             reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(
-                f"{self.flag} {self.label}", f"cannot be written ({reason})", "name another path"
-            ) from error
+            raise self._refusal(f"cannot be written ({reason})", "name another path") from error
         self._temporary = self.target.parent / f".{self.target.name[:80]}.{os.urandom(6).hex()}.tmp"
 
     def create(self) -> None:
@@ -277,9 +275,7 @@ class ReportFile:
             os.close(os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(
-                f"{self.flag} {self.label}", f"cannot be written ({reason})", "name another path"
-            ) from error
+            raise self._refusal(f"cannot be written ({reason})", "name another path") from error
 
     def _format(self, path: str) -> str:
         suffix = Path(path).suffix.lower()
@@ -288,18 +284,18 @@ class ReportFile:
 
             refuse_run_files(path, self.flag)
             known = ", ".join(self.suffixes)
-            raise UsageError(f"{self.flag} {self.label}", f"unknown file type ({suffix!r})", f"use {known}")
+            raise self._refusal(f"unknown file type ({suffix!r})", f"use {known}")
         return self.suffixes[suffix]
 
     def _check(self) -> None:
         if self.target.is_dir():
-            raise UsageError(f"{self.flag} {self.label}", "is a directory", "name a file in it")
+            raise self._refusal("is a directory", "name a file in it")
         if self.target.exists() and not self.target.is_file():
-            raise UsageError(f"{self.flag} {self.label}", "is not a regular file", "name another path")
+            raise self._refusal("is not a regular file", "name another path")
         if not self.target.parent.is_dir():
-            raise UsageError(f"{self.flag} {self.label}", "there is no such directory", "make it first")
+            raise self._refusal("there is no such directory", "make it first")
         if self.target.exists() and not os.access(self.target, os.W_OK):
-            raise UsageError(f"{self.flag} {self.label}", "is read-only", "make it writable or name another path")
+            raise self._refusal("is read-only", "make it writable or name another path")
         if self.target.exists() and not self.force:
             self._refuse_foreign()
 
@@ -310,16 +306,15 @@ class ReportFile:
 
         refuse_run_files(str(self.target), self.flag)
         if not is_own(self.target):
-            raise UsageError(
-                f"{self.flag} {self.label}",
-                "already exists and was not written by kvplan",
-                "name another file, or replace it with --force",
-            )
+            cure = "name another file, or replace it with --force"
+            raise self._refusal("already exists and was not written by kvplan", cure)
         self._refuse_input()
 
     def _refuse_input(self) -> None:
-        refusal = UsageError(f"{self.flag} {self.label}", "is an input of this command", "name another file")
-        files.announce_output(self.target, refusal)
+        files.announce_output(self.target, self._refusal("is an input of this command", "name another file"))
+
+    def _refusal(self, problem: str, remedy: str) -> UsageError:
+        return UsageError(f"{self.flag} {self.label}", problem, remedy)
 
     def save(self, content: str | bytes | Iterable[bytes]) -> None:
         """Replace the file with `content`; on failure the old file is unchanged."""

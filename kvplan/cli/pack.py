@@ -156,22 +156,16 @@ def of_policy(file: Path, options: PackOptions) -> Iterator[Tenant]:
 def answer(packing: Packing) -> CommandAnswer:
     from kvplan.report import pack_text as text
 
-    return CommandAnswer(
-        screen=lambda blocks: text.pack_lines(packing),
-        document=lambda: text.pack_document(packing),
-        rows=lambda: text.pack_table(packing),
-        page=lambda: list(text.pack_page(packing)),
-        servers=[server["engine"] for server in text.pack_document(packing)["servers"]],
+    servers = [server["engine"] for server in text.pack_document(packing)["servers"]]
+    return CommandAnswer.of(
+        packing, text.pack_lines, text.pack_document, text.pack_table, text.pack_page, servers=servers
     )
 
 
 def assigned(assignment: "Assignment") -> CommandAnswer:
     from kvplan.report import assign_text as text
 
-    return CommandAnswer(
-        screen=lambda blocks: text.assign_lines(assignment),
-        document=lambda: text.assign_document(assignment),
-        rows=lambda: text.assign_table(assignment),
-        page=lambda: list(text.assign_page(assignment)),
-        servers=[server.plan.request.release.label for packing in assignment.packings for server in packing.started],
+    servers = [server.plan.request.release.label for packing in assignment.packings for server in packing.started]
+    return CommandAnswer.of(
+        assignment, text.assign_lines, text.assign_document, text.assign_table, text.assign_page, servers=servers
     )

@@ -308,10 +308,7 @@ def rows_of(doc: ServerRunDocument) -> list[tuple[str, str]]:
 def tables(doc: ServerRunDocument) -> list[Table]:
     timed = [(name, doc[key]) for key, name in METRICS.items()]
     cells = ((name, *(duration(times[part]) for part in STATISTICS)) for name, times in timed if times is not None)
-    return [
-        Table.of(("time", *STATISTICS), cells),
-        Table.of(("figure", "measured"), rows_of(doc), left=2),
-    ]
+    return [Table.of(("time", *STATISTICS), cells), Table.of(("figure", "measured"), rows_of(doc), left=2)]
 
 
 def next_steps(doc: ServerRunDocument, *, log: bool) -> list[str]:

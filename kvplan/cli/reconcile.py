@@ -121,12 +121,8 @@ def step_time(run: Run) -> calibration.MeasuredSteps | None:
 
 
 def answer(result: Reconciliation) -> CommandAnswer:
-    return CommandAnswer(
-        lambda _: screen(result),
-        lambda: document(result),
-        lambda: rows_table(result),
-        lambda: page(result),
-        lambda: side_by_side("Predicted and measured", figures(result)),
+    return CommandAnswer.of(
+        result, screen, document, rows_table, page, lambda _: side_by_side("Predicted and measured", figures(result))
     )
 
 

@@ -13,7 +13,6 @@ from kvplan.asked.log import (
     check_model,
     completed,
     engine_of,
-    flags_of,
     logged_as,
     machines_of,
     model_of,
@@ -171,9 +170,9 @@ def inferences(logged: Logged, query: Asked, request: Request) -> list[str]:
 def contradictions(logged: Logged, request: Request) -> list[str]:
     """Notes on arguments given to kvplan that contradict the log."""
     log, notes = logged.log, []
-    for name, text in flags_of(log).items():
+    for name, text in logged.flags.items():
         value = getattr(request.args, name, None)
-        if value is not None and name in logged.stated and not agrees(log, name, value):
+        if value is not None and name in logged.stated and not agrees(log, name, text, value):
             notes.append(f"{as_flag(name, value)} is used, although the {log.called} says {logged_as(log, name, text)}")
     engine = engine_of(log) if log.release is not None else None  # a log may state the patch number as well
     taken = request.release.label.partition("+")[0]  # details beyond the number are not contradictions
@@ -211,12 +210,13 @@ LEFT = (0, len(HEADERS) - 1)  # text columns
 
 
 def answer(result: LogReconciliation) -> CommandAnswer:
-    return CommandAnswer(
-        lambda _: screen(result),
-        lambda: document(result),
-        lambda: rows_table(result),
-        lambda: page(result),
-        lambda: side_by_side("Predicted from the inputs, and logged", figures(result)),
+    return CommandAnswer.of(
+        result,
+        screen,
+        document,
+        rows_table,
+        page,
+        lambda _: side_by_side("Predicted from the inputs, and logged", figures(result)),
         [result.engine],
     )
 

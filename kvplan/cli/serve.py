@@ -20,6 +20,7 @@ from kvplan.cli.serve_options import ServeOptions
 from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
+from kvplan.core.git import release
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_ratio, parse_tokens
 from kvplan.models import catalog
 from kvplan.servers.base import abilities_of, face_of, server_of, terms_of
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
 
     from engine import Engine, EngineConfig
     from kvplan.models.spec import ModelSpec
-    from kvplan.planning.plan import Plan
     from kvplan.serve.app import ServedModel
     from kvplan.serve.chat import ChatTemplate
-    from kvplan.serve.drafts import Drafts
     from kvplan.serve.faults import Faults
     from kvplan.serve.metrics import ServerMetrics
     from kvplan.serve.start import Start
@@ -50,24 +49,14 @@ MOST_REPLICAS: Final = 64
 MOST_PORT: Final = 65535
 OF_ENGINE: Final = ("device", "seed", "kv_offloading_dir", "kv_offloading_disk_size")
 # Engine argument -> field of the engine's own configuration.
+ALIKE: Final = """
+    max_num_seqs max_num_batched_tokens gpu_memory_utilization dtype kv_cache_dtype block_size enable_prefix_caching
+    async_scheduling enforce_eager tensor_parallel_size pipeline_parallel_size pp_layer_partition max_lora_rank
+    fully_sharded_loras kv_offloading_size
+"""
 SETTINGS: Final[Mapping[str, str]] = {
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "dtype": "dtype",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "block_size": "block_size",
-    "num_gpu_blocks_override": "num_blocks",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "async_scheduling": "async_scheduling",
-    "enforce_eager": "enforce_eager",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "pipeline_parallel_size": "pipeline_parallel_size",
-    "pp_layer_partition": "pp_layer_partition",
-    "max_lora_rank": "max_lora_rank",
-    "fully_sharded_loras": "fully_sharded_loras",
-    "kv_offloading_size": "kv_offloading_size",
-}
+    **{name: name for name in ALIKE.split()}, "num_gpu_blocks_override": "num_blocks",
+}  # fmt: skip
 HOST, PORT = "127.0.0.1", "8000"
 
 
@@ -130,24 +119,21 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
     """Starts of simulated servers for a plan; are_ranks: they are data-parallel ranks of one."""
     from engine.directory import read_eos_token_ids
     from kvplan.planning.plan import plan
-    from kvplan.serve.drafts import drafts_of
     from kvplan.serve.text import tokenizer_of
     from kvplan.servers.bundled.log_wordings import simulated_line
-    from kvplan.simulate.question import shares_of, tiers_of
+    from kvplan.simulate.drafts import stated_drafts
+    from kvplan.simulate.question import refuse_beside_drafts, shares_of, tiers_of
     from kvplan.simulate.setup import check
     from kvplan.simulate.steptime import step_time
 
-    drafts = None if options.speculative_config is None else drafts_of(options.speculative_config)
-    if drafts is not None:
-        options = with_drafts(options, drafts)
     inputs = inputs_of(options)
     request = inputs.only("serve", "name one GPU and one --ctx")
     output.say(inputs, quiet=options.quiet)
     the_plan = plan(request)
     specs = tiers_of(options.tier or ())
-    check(the_plan, specs, drafts=drafts is not None, hands_over=True)
-    if specs and drafts is not None:
-        raise UsageError("--tier", "a draft's KV is not kept with the model's", "remove --speculative-config")
+    check(the_plan, specs, drafts=face_of(request.release.engine) is None, hands_over=True)
+    drafts = stated_drafts(the_plan, shares_of(options.efficiency))
+    refuse_beside_drafts({"--tier": bool(specs and drafts is not None)})
     engine = the_plan.request.release.engine
     if face_of(engine) is not None:
         beside = ("tier", "speculative_config", "kv_events_config", "lora_modules", "link")
@@ -162,7 +148,7 @@ def simulated(options: ServeOptions, replicas: int = 1, *, are_ranks: bool = Fal
         "eos_token_ids": frozenset() if directory is None else read_eos_token_ids(directory),
         "speed": speed_of(options.speed),
         "output_tokens": count or 128,
-        "drafts": drafts and computed(drafts, the_plan, shares_of(options.efficiency)),
+        "drafts": drafts,
         "noise": 0.0 if options.noise is None else parse_ratio(options.noise, "--noise"),
         "warn": lambda line: output.tell("warning", f"serve: {line}"),
     }
@@ -194,8 +180,9 @@ def twins(
     pairs = [transfer_config(the_plan, link, number, is_rank=are_ranks) for number in range(replicas)]
     if pairs[0] is not None:
         refuse_given(options, ("tier", "speculative_config"), "cannot be used with --kv-transfer-config", "remove it")
-        if vector_size is not None:
-            raise UsageError("--kv-transfer-config", "a pooling model hands nothing over", "remove it")
+        if vector_size is not None or settings["drafts"] is not None:
+            what = "a pooling model hands nothing over" if vector_size is not None else "drafts are not handed over"
+            raise UsageError("--kv-transfer-config", what, "remove it")
     events = events_config(options.kv_events_config)
     if events is not None:
         require_events()
@@ -225,38 +212,6 @@ def pools(args: "EngineArgs") -> bool:
     if args.convert == "classify":
         raise UsageError("--convert classify", "no classifier is simulated", "use embed")
     return args.runner == "pooling" or args.convert == "embed"
-
-
-def with_drafts(options: ServeOptions, drafts: "Drafts") -> ServeOptions:
-    """Options that size the method in --speculative-config."""
-    parts = ("draft_model", "speculative_method", "num_speculative_tokens")
-    refuse_given(options, parts, "is a part of --speculative-config", "use only one")
-    method = None if drafts.method == "draft_model" else drafts.method
-    flags: dict[str, Any] = {"speculative_method": method, "num_speculative_tokens": str(drafts.num_drafts)}
-    return replace(options, speculative_config=None, draft_model=drafts.model, **flags)
-
-
-def computed(drafts: "Drafts", the_plan: "Plan", shares: Any) -> "Drafts":
-    """Add a draft model's computation time to drafts, without per-step overhead, which the target's time includes."""
-    from kvplan.planning.plan import Request, plan
-    from kvplan.serve.drafts import Passes
-    from kvplan.simulate.host import Host
-    from kvplan.simulate.kernels.step import kernel_step
-    from kvplan.simulate.steptime import attention_kinds
-
-    request = the_plan.request
-    if request.draft is None:
-        return drafts
-    if drafts.method == "mtp":
-        from kvplan.models.families import mtp
-
-        drafts = replace(drafts, num_modules=mtp.num_layers(request.spec))
-    args = type(request.args)(
-        max_model_len=the_plan.capacity.max_model_len, tensor_parallel_size=request.args.tensor_parallel_size
-    )
-    draft = plan(Request(request.draft, request.gpu, args, request.release))
-    reaches = tuple(kind.reach for kind in attention_kinds(draft))
-    return replace(drafts, passes=Passes(kernel_step(draft, reaches, shares, host=Host()), reaches))
 
 
 def of_engine(options: ServeOptions) -> "Start":
@@ -569,12 +524,7 @@ def port_of(text: str) -> int:
 
 def release_number() -> str:
     """This release of kvplan; "0" if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("kvplan")
-    except PackageNotFoundError:
-        return "0"
+    return release() or "0"
 
 
 def say_log(lines: list[str]) -> None:

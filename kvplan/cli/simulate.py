@@ -18,6 +18,7 @@ from kvplan.report import request_rows, trace_events
 from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.pool import prefix_notes
 from kvplan.simulate import generator, slo
+from kvplan.simulate.drafts import Acceptance
 from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.load import Load, load_of
 from kvplan.simulate.outcome import SimulationAnswer
@@ -62,7 +63,8 @@ def simulate(options: SimulateOptions) -> int:
                 output.tell("note", note)
         setups = setups_of(
             the_plan, tier=options.tier or (), tier_chunk=options.tier_chunk, efficiency=options.efficiency,
-            calibration=options.calibration, baseline=options.baseline,
+            calibration=options.calibration, baseline=options.baseline, acceptance=acceptance_of(options),
+            adapters=options.adapters,
         )  # fmt: skip
         promises = () if options.slo is None else slo.parse_slo(options.slo)
         with interruptible(quiet=options.quiet) as interruption:
@@ -89,7 +91,7 @@ def simulate(options: SimulateOptions) -> int:
         output.answer(response, options.format, options.color, reports)
     if interruption.is_asked:
         return interrupted(answer.variants[0].result.finished, load)
-    return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in answer.variants[0].outcomes))
+    return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in answer.outcomes))
 
 
 def of_fleet(
@@ -181,13 +183,16 @@ def planned_of(options: SimulateOptions) -> Plan:
         words_of(options),
         options.tier or (),
         lambda inputs: output.say(inputs, quiet=options.quiet),
-        ranks=True,
     )
     if abilities_of(the_plan.request.release.engine).prompts_first is not None:
         for flag, path in (("--film", options.film), (trace_events.FLAG, options.trace_events)):
             if path is not None:
                 raise UsageError(flag, "draws vLLM's blocks only", "use --engine vllm")
     return the_plan
+
+
+def acceptance_of(options: SimulateOptions) -> Acceptance:
+    return Acceptance(options.synthetic_acceptance_length, options.synthetic_acceptance_rates)
 
 
 def film_page(answer: SimulationAnswer, setups: Mapping[str, Setup], load: Load) -> str:

@@ -96,6 +96,20 @@ class SimulateOptions(LoadOptions):
         "--efficiency SHARES",
         "Achieved fractions of the GPU's peak bandwidth and FLOP/s, e.g. weights=0.7,kv=0.9,flops=0.6.",
     )
+    synthetic_acceptance_length: Text = option(
+        "--synthetic-acceptance-length N",
+        "Speculative decoding: mean tokens a step of a sequence, e.g. 2.5. Default: that of --speculative-config; if "
+        "none is stated, the answer is the range from no draft accepted to all.",
+    )
+    synthetic_acceptance_rates: Text = option(
+        "--synthetic-acceptance-rates A,B,...",
+        "Instead of the length: for each draft token the share of steps that accept it and all before it.",
+    )
+    adapters: Text = option(
+        "--adapters N[@SHARE]",
+        "LoRA adapters that requests name, each as often, e.g. 8, or 8@0.5 if half of the requests name one; needs "
+        "--enable-lora. Their kernels count at their least time.",
+    )
     # several servers
     replicas: Text = option("--replicas N", "Simulate a fleet of this many servers behind a router.")
     pool: Texts = option("--pool GPU=N", "Servers on another GPU in addition to --replicas, e.g. l40s=4; repeatable.")

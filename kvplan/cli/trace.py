@@ -7,13 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.trace_options import (
-    SUFFIXES,
-    ConvertOptions,
-    ProfilesOptions,
-    SampleOptions,
-    StatsOptions,
-)
+from kvplan.cli.trace_options import SUFFIXES, ConvertOptions, ProfilesOptions, SampleOptions, StatsOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import from_fields

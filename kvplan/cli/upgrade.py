@@ -138,10 +138,7 @@ def answered(subjects: list[Subject], options: UpgradeOptions) -> Upgrade:
 def answer(result: Upgrade) -> CommandAnswer:
     from kvplan.report import upgrade_text as text
 
-    return CommandAnswer(
-        lambda _: text.upgrade_lines(result),
-        lambda: text.upgrade_document(result),
-        lambda: text.upgrade_table(result),
-        lambda: list(text.upgrade_page(result)),
-        servers=[label for server in result.servers for label in (server.old.request.release.label, result.new)],
+    servers = [label for server in result.servers for label in (server.old.request.release.label, result.new)]
+    return CommandAnswer.of(
+        result, text.upgrade_lines, text.upgrade_document, text.upgrade_table, text.upgrade_page, servers=servers
     )

@@ -231,12 +231,7 @@ def live(stack: ExitStack, screen: Screen, color: str) -> Show:
 
 
 def view_lines(
-    readings: Sequence[Reading],
-    screen: Screen,
-    *,
-    blocks: bool = True,
-    width: int = NARROW,
-    height: int | None = None,
+    readings: Sequence[Reading], screen: Screen, *, blocks: bool = True, width: int = NARROW, height: int | None = None
 ) -> list[Line]:
     """One screen of the last reading, with the history of the earlier ones; one line per server if more would not fit
     the height.

@@ -19,6 +19,7 @@ _ROOMS = {"gpus.yaml": "hardware", "workloads.yaml": "workloads"}
 _ID = re.compile(r"^  id: (\S+)$", re.MULTILINE)
 
 
+@cache
 def locate(file_name: str) -> Path:
     """Path of a data file: in its package, or next to kvplan (models.yaml in a checkout)."""
     package = Path(__file__).resolve().parents[1]

@@ -185,12 +185,7 @@ def parse_json(text: str, where: str, first_line: int | None = None) -> dict[str
     if not text.strip():
         raise InvalidInputError(where, "empty file (line 1 column 1)", "expected a JSON object")
     try:
-        parsed = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_int=_integer,
-            parse_constant=float,
-        )
+        parsed = json.loads(text, object_pairs_hook=_object, parse_int=_integer, parse_constant=float)
     except json.JSONDecodeError as error:
         _refuse(text, where, error.pos, _complaint(text, error), first_line or 1)
     except _Refused as fault:

@@ -53,6 +53,16 @@ class Revision:
     top: Path
 
 
+def release(package: str = "kvplan") -> str | None:
+    """A package's version, or None if it is not installed: kvplan may run from a checkout."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def git(arguments: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[bytes]":
     """Run git without a shell. Raise EnvironmentProblem if git is missing or times out."""
     program = shutil.which("git")

@@ -322,10 +322,7 @@ def switch(node: Node, what: str) -> bool:
     value = {"true": True, "false": False}.get(text(node, what))
     if value is None:
         raise wrong(
-            node.mark,
-            what,
-            f"is neither true nor false ({printable(text(node, what), 40)!r})",
-            "write one of them",
+            node.mark, what, f"is neither true nor false ({printable(text(node, what), 40)!r})", "write one of them"
         )
     return value
 

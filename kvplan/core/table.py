@@ -120,6 +120,11 @@ class Table:
         columns = (Column(name, "text" if i in places else FIGURE) for i, name in enumerate(names))
         return cls("", "", tuple(columns), tuple(map(tuple, rows)))
 
+    @classmethod
+    def of_documents(cls, paths: Sequence[str], documents: Iterable[Mapping[str, object]]) -> Self:
+        """A row for each document: its values by their paths, "kv.request.fixed"; None for what it lacks."""
+        return cls.of(paths, ([at(document, path) for path in paths] for document in documents))
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
@@ -138,6 +143,13 @@ class Table:
         """Indices of the visible columns: all but the one that holds the units of others."""
         by_row = any(column.unit == BY_ROW for column in self.columns)
         return [i for i, column in enumerate(self.columns) if not (by_row and column.name == UNIT)]
+
+
+def at(document: Any, path: str) -> Any:
+    """The value of a document at a path; None if it, or a table on the way, is missing."""
+    for key in path.split("."):
+        document = None if document is None else document.get(key)
+    return document
 
 
 # --- a cell -----------------------------------------------------------------------------------------------------------

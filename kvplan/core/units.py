@@ -37,25 +37,13 @@ AUTO: Final = AutoFit.AUTO
 
 # --- dtypes -----------------------------------------------------------------------------------------------------------
 
+# float8_e8m0 is the power-of-two block scale of the OCP microscaling formats.
+DTYPES_BY_BITS: Final = {
+    64: ("float64", "int64"), 32: ("float32", "int32"), 16: ("float16", "bfloat16", "int16"),
+    8: ("float8_e4m3", "float8_e5m2", "float8_e8m0", "int8", "uint8", "bool"), 4: ("float4_e2m1", "int4", "uint4"),
+}  # fmt: skip
 DTYPE_BITS: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        "float64": 64,
-        "float32": 32,
-        "float16": 16,
-        "bfloat16": 16,
-        "float8_e4m3": 8,
-        "float8_e5m2": 8,
-        "float8_e8m0": 8,  # the power-of-two block scale of the OCP microscaling formats
-        "float4_e2m1": 4,
-        "int64": 64,
-        "int32": 32,
-        "int16": 16,
-        "int8": 8,
-        "uint8": 8,
-        "int4": 4,
-        "uint4": 4,
-        "bool": 8,
-    }
+    {name: bits for bits, names in DTYPES_BY_BITS.items() for name in names}
 )
 
 

@@ -87,6 +87,11 @@ def values(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
+def picked(record: object, names: str) -> dict[str, Any]:
+    """Values of a record by their names."""
+    return {name: getattr(record, name) for name in names.split()}
+
+
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
@@ -96,17 +101,7 @@ def _inputs(plan: Plan) -> typed.Inputs:
     return {
         "model": _model(request.spec),
         "engine": request.release.label,
-        "gpu": {
-            "name": gpu.name,
-            "device_name": gpu.device_name,
-            "total_memory": gpu.total_memory,
-            "total_memory_low": gpu.total_memory_low,
-            "total_memory_high": gpu.total_memory_high,
-            "total_memory_kind": gpu.total_memory_kind,
-            "total_memory_source": gpu.total_memory_source,
-            "nominal_memory": gpu.nominal_memory,
-            "compute_capability": gpu.compute_capability,
-        },
+        "gpu": cast("typed.Gpu", picked(gpu, GPU_FACTS)),
         "num_gpus": num_gpus(plan),
         "args": cast(
             "typed.Args",
@@ -124,6 +119,12 @@ def _inputs(plan: Plan) -> typed.Inputs:
     }
 
 
+GPU_FACTS: Final = """
+    name device_name total_memory total_memory_low total_memory_high total_memory_kind total_memory_source
+    nominal_memory compute_capability
+"""
+
+
 def _model(spec: ModelSpec) -> typed.Model:
     return {
         "name": spec.name,
@@ -139,19 +140,15 @@ def _model(spec: ModelSpec) -> typed.Model:
     }
 
 
+SETTINGS: Final = (
+    "max_model_len auto_fit max_num_batched_tokens max_num_seqs in_flight_tokens gpu_memory_utilization kv_dtype dtype"
+)
+
+
 def _settings(plan: Plan) -> typed.Settings:
     """The settings in effect; an auto-fitted context is the fitted one. What follows from the release is left out."""
-    settings = plan.settings
-    return {
-        "max_model_len": plan.capacity.max_model_len,
-        "auto_fit": settings.auto_fit,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "max_num_seqs": settings.max_num_seqs,
-        "in_flight_tokens": settings.in_flight_tokens,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "kv_dtype": _own_dtype(plan, settings.kv_dtype),
-        "dtype": settings.dtype,
-    }
+    own = {"max_model_len": plan.capacity.max_model_len, "kv_dtype": _own_dtype(plan, plan.settings.kv_dtype)}
+    return cast("typed.Settings", picked(plan.settings, SETTINGS) | own)
 
 
 def _workload(plan: Plan) -> typed.Workload:
@@ -174,13 +171,7 @@ def memory_document(plan: Plan) -> typed.Memory:
         "budget": memory.budget,
         **{name: getattr(memory, name) for name in MemoryBreakdown.ROWS},
         "missing": memory.missing,
-        "unused_detail": {
-            "context": memory.context,
-            "outside_budget": memory.outside_budget,
-            "slack": memory.slack,
-            "over_budget": memory.over_budget,
-            "over_gpu": memory.over_gpu,
-        },
+        "unused_detail": picked(memory, "context outside_budget slack over_budget over_gpu"),
         "in_use": plan.estimates["in_use"].likely,
         "load_peak": memory.load_peak,
         "weight_groups": dict(plan.weight_groups),
@@ -329,19 +320,14 @@ def _groups(plan: Plan) -> list[typed.Group]:
 def concurrency_document(plan: Plan) -> typed.Concurrency:
     """The users, and the server's own figure. A stated number of blocks has no range; where nothing fits all are 0."""
     answer = plan.concurrency
-    return {
-        "users": answer.users,
-        "users_low": answer.users_low,
-        "users_high": answer.users_high,
+    document = {
+        **picked(answer, "users users_low users_high"),
         "pool_users": answer.pool.users,
         "lower_bound": answer.pool.is_lower_bound,
-        "max_num_seqs": answer.max_num_seqs,
-        "replicas": answer.replicas,
-        "max": answer.max,
-        "low": answer.low,
-        "high": answer.high,
+        **picked(answer, "max_num_seqs replicas max low high"),
         "log_differs": log_differs(plan),
     }
+    return cast("typed.Concurrency", document)
 
 
 ASKED_HOST_ROWS: Final = ("weights", "kv_offloading", "kv_transfer", "adapters")
@@ -354,18 +340,11 @@ def _host_memory(plan: Plan) -> typed.HostMemory:
     def size(name: str) -> int:
         return sum(row.size * (ranks if row.per == "rank" else 1) for row in rows if row.name == name)
 
-    sizes = [size(name) for name in ASKED_HOST_ROWS]
+    sizes = {name: size(name) for name in ASKED_HOST_ROWS}
     tokens = sum(row.tokens for row in rows if row.name == "kv_offloading")
-    return {
-        "ranks": ranks,
-        "weights": sizes[0],
-        "kv_offloading": sizes[1],
-        "kv_transfer": sizes[2],
-        "adapters": sizes[3],
-        "total": sum(sizes),
-        "blocks": tokens // plan.pool.block_size,
-        "users": tokens // plan.capacity.max_model_len,
-    }
+    blocks, users = tokens // plan.pool.block_size, tokens // plan.capacity.max_model_len
+    document = {"ranks": ranks, **sizes, "total": sum(sizes.values()), "blocks": blocks, "users": users}
+    return cast("typed.HostMemory", document)
 
 
 def _host(plan: Plan) -> typed.Host:
@@ -373,14 +352,7 @@ def _host(plan: Plan) -> typed.Host:
     return {
         "per_rank": rank_bytes(rows),
         "rows": [
-            {
-                "name": row.name,
-                "bytes": row.size,
-                "per": row.per,
-                "formula": row.formula,
-                "source": row.source,
-                "compared": row.compared,
-            }
+            cast("typed.HostRow", {"name": row.name, "bytes": row.size, **picked(row, "per formula source compared")})
             for row in rows
         ],
         "not_modeled": NOT_MODELED,
@@ -537,60 +509,29 @@ def _fixes(plan: Plan) -> list[typed.Fix]:
 
 
 def _assumptions(plan: Plan) -> list[typed.Assumption]:
-    gpu, request = plan.request.gpu, plan.request
-    assumptions: list[typed.Assumption] = []
+    gpu, stated, rows = plan.request.gpu, plan.weight_groups.get("stated"), list[tuple[Any, ...]]()
     if gpu.total_memory_low < gpu.total_memory_high:
-        assumptions.append(
-            {
-                "name": "total",
-                "low": gpu.total_memory_low,
-                "likely": gpu.total_memory,
-                "high": gpu.total_memory_high,
-                "formula": TOTAL_FORMULAS[gpu.total_memory_kind],
-                "source": gpu.total_memory_source,
-            }
-        )
-    if request.weights_bytes is not None:
-        stated_bytes = plan.weight_groups["stated"]
-        assumptions.append(
-            {
-                "name": "weights",
-                "low": stated_bytes,
-                "likely": stated_bytes,
-                "high": stated_bytes,
-                "formula": "stated total / (tensor x pipeline ranks): spread evenly",
-                "source": "stated by the user or read from the files' headers",
-            }
-        )
+        formula, source = TOTAL_FORMULAS[gpu.total_memory_kind], gpu.total_memory_source
+        rows.append(("total", gpu.total_memory_low, gpu.total_memory, gpu.total_memory_high, formula, source))
+    if plan.request.weights_bytes is not None:
+        rows.append(("weights", stated, stated, stated, *STATED_WEIGHTS))
     for name, estimate in plan.estimates.items():
         if estimate.low < estimate.high or (name in MODELED and estimate.likely):
-            assumptions.append(
-                {
-                    "name": name,
-                    "low": estimate.low,
-                    "likely": estimate.likely,
-                    "high": estimate.high,
-                    "formula": estimate.formula,
-                    "source": estimate.source,
-                }
-            )
-    return assumptions + [_statement(name, *statement) for name, statement in statements(plan).items()]
+            rows.append((name, estimate.low, estimate.likely, estimate.high, estimate.formula, estimate.source))
+    rows += [(name, None, None, None, *statement) for name, statement in statements(plan).items()]
+    names = ("name", "low", "likely", "high", "formula", "source")
+    return [cast("typed.Assumption", dict(zip(names, row, strict=True))) for row in rows]
 
 
-def _statement(name: str, text: str, source: str) -> typed.Assumption:
-    return {"name": name, "low": None, "likely": None, "high": None, "formula": text, "source": source}
-
-
+STATED_WEIGHTS: Final = (
+    "stated total / (tensor x pipeline ranks): spread evenly", "stated by the user or read from the files' headers"
+)  # fmt: skip
 TOTAL_FORMULAS = {
     "logged": "from logs and device queries",
     "nominal": "the published size, less what logged GPUs of its kind keep back",
     "given": "as set",
 }
-TOTAL_KINDS: Final[dict[TotalKind, Kind]] = {
-    "logged": "measured",
-    "nominal": "calibrated",
-    "given": "exact",
-}
+TOTAL_KINDS: Final[dict[TotalKind, Kind]] = {"logged": "measured", "nominal": "calibrated", "given": "exact"}
 
 COMPARED = ", equal to the server's own code in every case compared"
 ESTIMATED_POOL = ", over what the calibrated rows leave of the budget"

@@ -3,6 +3,8 @@
 from math import floor
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
+from kvplan.core.records import from_fields
+
 if TYPE_CHECKING:
     from kvplan.planning.case import Cure
     from kvplan.planning.plan import Plan
@@ -32,16 +34,9 @@ class CureDocument(TypedDict):
 
 
 def cure_document(cure: "Cure", command: str | None) -> CureDocument:
-    return {
-        "kind": cure.kind,
-        "way": cure.way,
-        "flags": list(cure.flags),
-        "text": cure.text,
-        "command": command,
-        "effect": None if cure.plan is None else effect_of(cure.plan),
-        "starts": True if cure.starts else None,
-        "proof": cure.proof,
-    }
+    effect = None if cure.plan is None else effect_of(cure.plan)
+    starts = True if cure.starts else None
+    return from_fields(CureDocument, cure, flags=list(cure.flags), command=command, effect=effect, starts=starts)
 
 
 def effect_of(plan: "Plan") -> Effect:

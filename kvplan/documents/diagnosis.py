@@ -98,30 +98,25 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
     args = None if request is None else request.args
     unattributed = diagnosis.anchor.unattributed
     gpu = None if request is None or not diagnosis.case.gpu_known else request.gpu.name
-    return {
-        "schema": "kvplan/diagnosis@1",
-        "engine": failure.server,
-        "version": failure.version,
-        "model": request.spec.served_name if request is not None else diagnosis.log.model,
-        "gpu": gpu,
-        "num_gpus": None if args is None else args.world_size,
-        "outcome": failure.outcome,
-        "starts": [start_document(start) for start in failure.starts],
-        "cause": failure.cause,
-        "phase": failure.phase,
-        "memory_question": failure.memory_question,
-        "summary": summary(failure),
-        "evidence": [{"line": each.line, "text": each.text} for each in failure.evidence],
-        "figures": stated(failure.figures),
-        "memory": logged_memory(diagnosis) if plan is None or gpu is None else memory_of(plan, unattributed),
-        "cures": [
-            cure_document(cure, command) for cure, command in zip(diagnosis.cures, diagnosis.commands, strict=True)
-        ],
-        "inferred": [{"what": each.what, "value": each.value, "source": each.source} for each in diagnosis.inferred],
-        "missing": list(diagnosis.missing),
-        "needs": list(failure.needs),
-        "notes": notes_of(diagnosis),
-    }
+    return from_fields(
+        DiagnosisDocument,
+        failure,
+        schema="kvplan/diagnosis@1",
+        engine=failure.server,
+        model=request.spec.served_name if request is not None else diagnosis.log.model,
+        gpu=gpu,
+        num_gpus=None if args is None else args.world_size,
+        starts=[start_document(start) for start in failure.starts],
+        summary=summary(failure),
+        evidence=[from_fields(Evidence, each) for each in failure.evidence],
+        figures=stated(failure.figures),
+        memory=logged_memory(diagnosis) if plan is None or gpu is None else memory_of(plan, unattributed),
+        cures=[cure_document(*pair) for pair in zip(diagnosis.cures, diagnosis.commands, strict=True)],
+        inferred=[from_fields(Inferred, each) for each in diagnosis.inferred],
+        missing=list(diagnosis.missing),
+        needs=list(failure.needs),
+        notes=notes_of(diagnosis),
+    )
 
 
 def start_document(start: Start) -> StartDocument:

@@ -3,6 +3,7 @@
 from typing import Annotated, Literal, TypedDict
 
 from kvplan.core.files import printable
+from kvplan.core.records import from_fields
 from kvplan.planning import attribute
 from kvplan.planning import diff as planned
 
@@ -95,7 +96,7 @@ def _comparison_document(pair: planned.Comparison) -> Comparison:
         "new": {"title": pair.new.title, "fits": pair.new.fits},
         "equal": pair.is_equal and not pair.changes,
         "worse": list(pair.worse),
-        "changes": [_change_document(change) for change in pair.changes],
+        "changes": [from_fields(DiffChange, change) for change in pair.changes],
         "memory": [row_document(row) for row in pair.memory],
         "weight_groups": [row_document(row) for row in pair.groups],
         "figures": [row_document(row) for row in pair.figures],
@@ -104,18 +105,14 @@ def _comparison_document(pair: planned.Comparison) -> Comparison:
     }
 
 
-def _change_document(change: attribute.InputChange) -> DiffChange:
-    return {"kind": change.kind, "name": change.name, "old": change.old, "new": change.new}
-
-
 def row_document(row: planned.DiffRow) -> Figure:
     """A row as JSON values."""
-    return {"name": row.name, "unit": row.unit, "old": row.old, "new": row.new, "delta": row.delta}
+    return from_fields(Figure, row)
 
 
 def _step_document(step: attribute.InputStep) -> DiffStep:
     return {
-        "changes": [_change_document(change) for change in step.changes],
+        "changes": [from_fields(DiffChange, change) for change in step.changes],
         "deltas": step.deltas,
         "after": dict(step.after),
     }

@@ -3,14 +3,7 @@
 from typing import Any, Final, assert_never
 
 from kvplan.asked.form import LENGTH_KEYS, SWITCHES
-from kvplan.policy.file import (
-    DROP,
-    ENGINE_KEYS,
-    GROWTH,
-    MAX_TARGETS,
-    TARGET_RULES,
-    WORKLOAD_KEYS,
-)
+from kvplan.policy.file import DROP, ENGINE_KEYS, GROWTH, MAX_TARGETS, TARGET_RULES, WORKLOAD_KEYS
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES
 from kvplan.servers.words.arguments import ARGUMENTS, Argument
 from kvplan.workloads.profiles import RATE

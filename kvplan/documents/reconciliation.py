@@ -83,28 +83,22 @@ class ReconciliationDocument(TypedDict):
 
 def document(result: Reconciliation) -> ReconciliationDocument:
     total: Total = {**_row(result.total), "of": [row.component for row in result.rows if row.predicted is not None]}
-    return {
-        "schema": "kvplan/reconciliation@1",
-        "run": str(result.run.path),
-        "model": result.model,
-        "device": result.device,
-        "status": result.run.status,
-        "reported": result.reported,
-        "unreached": result.unreached,
-        "held_before": result.held_before,
-        "rows": [_row(row) for row in result.rows],
-        "tensor_parallel_size": inputs_of(result.run).tensor_parallel_size,
-        "rank": 0,
-        "total": total,
-        "outside": [_row(row) for row in result.outside],
-        "capacity": [
-            {"name": row.component, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
-            for row in result.capacity
-        ],
-        "savings": [from_fields(Saving, saving) for saving in result.savings],
-        "served": [from_fields(Allocator, allocator) for allocator in served(result.run)],
-        "gaps": list(result.gaps),
-    }
+    return from_fields(
+        ReconciliationDocument,
+        result,
+        schema="kvplan/reconciliation@1",
+        run=str(result.run.path),
+        status=result.run.status,
+        rows=[_row(row) for row in result.rows],
+        tensor_parallel_size=inputs_of(result.run).tensor_parallel_size,
+        rank=0,
+        total=total,
+        outside=[_row(row) for row in result.outside],
+        capacity=[from_fields(CapacityRow, row, name=row.component) for row in result.capacity],
+        savings=[from_fields(Saving, saving) for saving in result.savings],
+        served=[from_fields(Allocator, allocator) for allocator in served(result.run)],
+        gaps=list(result.gaps),
+    )
 
 
 def _row(row: measurement.ComponentRow) -> ReconciliationRow:

@@ -19,45 +19,17 @@ Schema = dict[str, Any]
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 NULL: Final[Schema] = {"type": "null"}
-# Name of a document -> the module of kvplan.documents and the type.
-DOCUMENTS: Final = {
-    "error": ("error", "ErrorDocument"),
-    "plan": ("plan", "PlanDocument"),
-    "plans": ("plan", "PlansDocument"),
-    "trace": ("trace", "TraceDocument"),
-    "workload": ("trace", "WorkloadDocument"),
-    "check": ("check", "CheckDocument"),
-    "check-failure": ("check", "CheckFailureDocument"),
-    "diff": ("diff", "DiffDocument"),
-    "upgrade": ("upgrade", "UpgradeDocument"),
-    "pack": ("pack", "PackDocument"),
-    "packs": ("pack", "PacksDocument"),
-    "preflight": ("preflight", "PreflightDocument"),
-    "rightsize": ("rightsize", "RightsizeDocument"),
-    "model": ("listing", "ModelDocument"),
-    "fitting": ("listing", "FittingDocument"),
-    "models": ("listing", "ModelsDocument"),
-    "gpu": ("listing", "GpuDocument"),
-    "gpus": ("listing", "GpusDocument"),
-    "workloads": ("listing", "WorkloadsDocument"),
-    "explorer": ("explorer", "ExplorerDocument"),
-    "sweep": ("sweep", "SweepDocument"),
-    "recommendation": ("recommendation", "RecommendationDocument"),
-    "offers": ("offers", "OffersDocument"),
-    "timed-recommendation": ("timed", "TimedRecommendationDocument"),
-    "tune": ("tune", "TuneDocument"),
-    "simulation": ("simulation", "SimulationDocument"),
-    "fleet": ("fleet", "FleetDocument"),
-    "diagnosis": ("diagnosis", "DiagnosisDocument"),
-    "reconciliation": ("reconciliation", "ReconciliationDocument"),
-    "report": ("report", "ReportDocument"),
-    "doctor": ("doctor", "DoctorDocument"),
-    "calibration": ("calibration", "CalibrationDocument"),
-    "run": ("run", "RunDocument"),
-    "log-reconciliation": ("log_reconciliation", "LogReconciliationDocument"),
-    "server-run": ("server_run", "ServerRunDocument"),
-    "bench-reconciliation": ("bench_reconciliation", "BenchReconciliationDocument"),
-}
+# Name of a document -> its module in kvplan.documents, if that is called otherwise.
+MODULES: Final = {
+    "plans": "plan", "workload": "trace", "check-failure": "check", "packs": "pack", "timed-recommendation": "timed",
+    **dict.fromkeys(("model", "fitting", "models", "gpu", "gpus", "workloads"), "listing"),
+}  # fmt: skip
+DOCUMENTS: Final = (
+    "error", "plan", "plans", "trace", "workload", "check", "check-failure", "diff", "upgrade", "pack", "packs",
+    "preflight", "rightsize", "model", "fitting", "models", "gpu", "gpus", "workloads", "explorer", "sweep",
+    "recommendation", "offers", "timed-recommendation", "tune", "simulation", "fleet", "diagnosis", "reconciliation",
+    "report", "doctor", "calibration", "run", "log-reconciliation", "server-run", "bench-reconciliation",
+)  # fmt: skip
 NAMES: Final = (*DOCUMENTS, "policy")
 # A command by its name stands for what it prints.
 OF_COMMANDS: Final = {"estimate": "plan", "recommend": "recommendation", "simulate": "simulation", "why": "diagnosis"}
@@ -76,7 +48,7 @@ def _plain_schema(name: str) -> Schema:
         from kvplan.documents.policy_file import POLICY_SCHEMA
 
         return POLICY_SCHEMA
-    module, kind = DOCUMENTS[name]
+    module, kind = MODULES.get(name, name.replace("-", "_")), f"{name.title().replace('-', '')}Document"
     return schema_of(getattr(import_module(f"kvplan.documents.{module}"), kind))
 
 

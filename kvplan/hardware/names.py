@@ -35,11 +35,11 @@ LABELS: Final = (
 FAMILIES: Final = ("karpenter.k8s.aws/instance-family",)
 BRANDS: Final = frozenset((
     "nvidia", "amd", "intel", "geforce", "rtx", "gtx", "tesla", "radeon", "instinct", "jetson", "gpu", "gpus", "card",
-    "graphics", "generation", "edition", "blackwell", "r", "tm", "dgx", "hgx", "shared",
+    "graphics", "generation", "edition", "blackwell", "r", "tm", "dgx", "hgx", "shared", "vram",
 ))  # fmt: skip
 FORMS: Final = frozenset((
-    "sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7", "tensor",
-    "core",
+    "sxm", "sxm2", "sxm4", "sxm5", "sxm6", "oam", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7",
+    "tensor", "core",
 ))  # fmt: skip
 SAME: Final = {"mobile": "laptop", "notebook": "laptop", "maxq": "max-q"}
 MOST_NAMED: Final = 6
@@ -104,9 +104,14 @@ def find(text: str) -> GpuSpec | None:
 
 
 def without_label(text: str) -> str:
-    """A label's value: "nvidia.com/gpu.product=NVIDIA-L4" is NVIDIA-L4."""
+    """A label's value, as a tool prints it: "nvidia.com/gpu.product=NVIDIA-L4" is NVIDIA-L4, "RTX 5070 Ti, 16303 MiB"
+    has 16gb, and "M1 (MPS)" is M1.
+    """
     label, sign, value = text.strip().replace(": ", "=", 1).partition("=")
-    return value.strip().strip("\"'") if sign and label.strip() in LABELS else text.strip()
+    name = value.strip().strip("\"'") if sign and label.strip() in LABELS else text.strip()
+    name = re.sub(r"(?i)([\d,]*\d) ?MiB\b", lambda match: f"{round(int(match[1].replace(',', '')) / 1024)}gb", name)
+    name = re.sub(r"(?i)\b(\d{1,3}\.\d+) ?GiB\b", lambda match: f"{round(float(match[1]))}gb", name)
+    return re.sub(r"(?i)\bsm_?\d{2,3}\b|\((?![^()]*\d ?g)(?!r\)|tm\)|c\))[^()]*\)", " ", name).strip()
 
 
 def counted(text: str) -> tuple[int | None, str]:

@@ -39,26 +39,21 @@ _CURE_PERMISSION = "give this user access to /dev/nvidia*, in a container run wi
 _CURE_LOST = "`dmesg | grep Xid` says why; reset the GPU (`nvidia-smi -r`) or reboot"
 _INIT_FAULTS: dict[int, tuple[Reason, str, str]] = {
     LIBRARY_NOT_FOUND: (
-        "absent",
-        "not found (no libnvidia-ml.so.1)",
-        "install it, in a container run with `--gpus all`",
+        "absent", "not found (no libnvidia-ml.so.1)", "install it, in a container run with `--gpus all`"
     ),
     LIB_RM_VERSION_MISMATCH: (
-        "mismatch",
-        "its library and its kernel module are of different versions (as after an update)",
+        "mismatch", "its library and its kernel module are of different versions (as after an update)",
         "reload the kernel module or reboot",
     ),
     DRIVER_NOT_LOADED: (
-        "not_loaded",
-        "installed, but its kernel module is not loaded",
-        "run `sudo modprobe nvidia` or reboot",
+        "not_loaded", "installed, but its kernel module is not loaded", "run `sudo modprobe nvidia` or reboot"
     ),
-    NO_PERMISSION: ("permission", "permission denied", f"{_CURE_PERMISSION}"),
-    OPERATING_SYSTEM: ("permission", "the operating system blocks it", f"{_CURE_PERMISSION}"),
+    NO_PERMISSION: ("permission", "permission denied", _CURE_PERMISSION),
+    OPERATING_SYSTEM: ("permission", "the operating system blocks it", _CURE_PERMISSION),
     FUNCTION_NOT_FOUND: ("other", "too old, it lacks what NVML starts with", "update the driver"),
-    GPU_IS_LOST: ("lost", "a GPU is lost", f"{_CURE_LOST}"),
-    RESET_REQUIRED: ("lost", "a GPU needs a reset", f"{_CURE_LOST}"),
-}
+    GPU_IS_LOST: ("lost", "a GPU is lost", _CURE_LOST),
+    RESET_REQUIRED: ("lost", "a GPU needs a reset", _CURE_LOST),
+}  # fmt: skip
 # Drivers 535.43 to 535.85 fill a longer record per process than any later library reads: pids and sizes come out
 # shifted (wookayin/gpustat#161).
 _BROKEN_PROCESSES = ((535, 43), (535, 86))

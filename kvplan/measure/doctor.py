@@ -27,51 +27,29 @@ from kvplan.hardware.nvml import DeviceError, DeviceMemory, Nvml, Reason, host_m
 from kvplan.measure.machine import container_limit
 from kvplan.models import catalog
 
+_REQUIRED_FOR = "kvplan itself"
+# Extra -> the distributions that it installs, and what for.
+EXTRAS: Mapping[str, tuple[str, str]] = {
+    "engine": ("torch triton safetensors tokenizers psutil", "kvplan profile, kvplan watch --pid"),
+    "report": ("pandas matplotlib jinja2 markdown-it-py", "kvplan report"),
+    "metrics": ("prometheus_client", "kvplan watch --metrics"),
+    "client": ("httpx2", "kvplan profile --server"),
+    "serve": ("starlette uvicorn", "kvplan serve"),
+    "kv-events": ("pyzmq msgspec", "kvplan serve --kv-events-config"),
+    "structured": ("llguidance", "structured output of kvplan serve's engine"),
+    "parquet": ("pyarrow", "kvplan simulate --requests FILE.parquet"),
+    "trace": ("perfetto", "kvplan simulate and profile --trace-events FILE.pftrace"),
+    "hub": ("huggingface_hub", "models from the Hugging Face Hub"),
+    "ray": ("ray", "kvplan sweep, tune and simulate --ray"),
+    "mcp": ("mcp", "kvplan mcp"),
+}
+NEEDED_FOR: Mapping[str, str] = {extra: use for extra, (_, use) in EXTRAS.items()}
 # Distribution -> the extra that installs it; None: required by kvplan itself; "dev": used only by its tests.
 PACKAGES: Mapping[str, str | None] = {
-    "typer": None,
-    "rich": None,
-    "PyYAML": None,
-    "nvidia-ml-py": None,
-    "google-re2": None,
-    "torch": "engine",
-    "triton": "engine",
-    "safetensors": "engine",
-    "tokenizers": "engine",
-    "psutil": "engine",
-    "pandas": "report",
-    "matplotlib": "report",
-    "jinja2": "report",
-    "markdown-it-py": "report",
-    "prometheus_client": "metrics",
-    "httpx2": "client",
-    "starlette": "serve",
-    "uvicorn": "serve",
-    "pyzmq": "kv-events",
-    "msgspec": "kv-events",
-    "llguidance": "structured",
-    "pyarrow": "parquet",
-    "perfetto": "trace",
-    "huggingface_hub": "hub",
-    "ray": "ray",
-    "mcp": "mcp",
+    **dict.fromkeys(("typer", "rich", "PyYAML", "nvidia-ml-py", "google-re2")),
+    **{name: extra for extra, (names, _) in EXTRAS.items() for name in names.split()},
     "transformers": "dev",
 }
-NEEDED_FOR: Mapping[str, str] = {
-    "engine": "kvplan profile, kvplan watch --pid",
-    "report": "kvplan report",
-    "metrics": "kvplan watch --metrics",
-    "client": "kvplan profile --server",
-    "serve": "kvplan serve",
-    "kv-events": "kvplan serve --kv-events-config",
-    "structured": "structured output of kvplan serve's engine",
-    "parquet": "kvplan simulate --requests FILE.parquet",
-    "trace": "kvplan simulate and profile --trace-events FILE.pftrace",
-    "hub": "models from the Hugging Face Hub",
-    "ray": "kvplan sweep, tune and simulate --ray",
-    "mcp": "kvplan mcp",
-}
-_REQUIRED_FOR = "kvplan itself"
 
 # Environment variable -> (the default if it is not set, what it controls).
 SETTINGS: Mapping[str, tuple[str, str]] = {
@@ -253,12 +231,7 @@ def checkup() -> Checkup:
         disks=(disk("temporary files", tempfile.gettempdir()), disk("current folder", ".")),
         facts=facts,
         settings=tuple(setting(name) for name in SETTINGS),
-        advice=(
-            *missing_packages(packages),
-            *misfits(packages),
-            *broken_files(facts),
-            *gpu_advice(torch, driver),
-        ),
+        advice=(*missing_packages(packages), *misfits(packages), *broken_files(facts), *gpu_advice(torch, driver)),
     )
 
 

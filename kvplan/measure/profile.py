@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -30,7 +29,7 @@ from engine.request import Request, RequestOutput
 from engine.stats import Stats
 from engine.tiers import Tiers
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.core.git import checkout
+from kvplan.core.git import checkout, release
 from kvplan.hardware.nvml import Device, Nvml, open_nvml
 from kvplan.measure.recording import Recording, ServingRecord
 from kvplan.measure.run_types import Files, Manifest, Offload, Progress
@@ -760,10 +759,10 @@ class SilentWriter(RunWriter):
 def environment(nvml: Nvml | None, gpu: Device | None) -> dict[str, Any]:
     """Versions and hardware, for the manifest."""
     return {
-        "kvplan": _version("kvplan"),
+        "kvplan": release(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: release(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
         "driver": None if nvml is None else nvml.driver_version,
         "gpu": None if gpu is None else gpu.name,
@@ -775,13 +774,6 @@ def environment(nvml: Nvml | None, gpu: Device | None) -> dict[str, Any]:
         "commit": checkout(Path(__file__).resolve().parents[2]),
         "argv": sys.argv[1:],
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import path_text, printable
-from kvplan.core.git import checkout
+from kvplan.core.git import checkout, release
 from kvplan.core.units import format_size
 from kvplan.measure.run_capacity import capacity, capacity_predictions
 from kvplan.measure.run_manifest import check_manifest, check_objects, inputs_of, is_size, predicted_of, spec_of
@@ -206,20 +205,12 @@ def elsewhere(run: Run) -> list[str]:
     environment = run.manifest.get("environment") or {}
     there, here = environment.get("commit"), checkout(Path(__file__).resolve().parents[2])
     if not isinstance(there, str):
-        there, here = environment.get("kvplan"), installed()
+        there, here = environment.get("kvplan"), release()
     elif here is None:
         return [f"measured with kvplan {shortened(there)}, predicted by formulas whose commit is not known"]
     if not isinstance(there, str) or here is None or there == here:
         return []
     return [f"measured with kvplan {shortened(there)}, predicted by the formulas of {shortened(here)}"]
-
-
-def installed() -> str | None:
-    """kvplan's version, or None if it runs from a checkout that is not installed."""
-    try:
-        return version("kvplan")
-    except PackageNotFoundError:
-        return None
 
 
 def shortened(commit: str) -> str:

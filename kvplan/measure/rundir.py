@@ -103,9 +103,7 @@ class RunWriter:
                     os.fsync(each.fileno())
         except OSError as error:
             raise EnvironmentProblem(
-                path_text(Path(file.name)),
-                f"cannot be written ({error.strerror})",
-                "what was measured so far is kept",
+                path_text(Path(file.name)), f"cannot be written ({error.strerror})", "what was measured so far is kept"
             ) from error
 
     def _write_manifest(self) -> None:
@@ -353,9 +351,7 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_LINES_BYTES:
             raise InvalidInputError(
-                path_text(path),
-                f"too large ({size:,} bytes, at most {MAX_LINES_BYTES:,})",
-                "this is not a kvplan run",
+                path_text(path), f"too large ({size:,} bytes, at most {MAX_LINES_BYTES:,})", "this is not a kvplan run"
             )
         try:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), 1):

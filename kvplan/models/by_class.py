@@ -1,13 +1,14 @@
 """A model type that no reader knows, read from transformers' own class on the meta device (`--reader server`).
 
 Parameters and their shapes are the class's; how ranks share them is its own tensor-parallel plan, which vLLM's
-Transformers backend follows. Caches are those of plain attention; a class with latents or states is refused.
+Transformers backend follows. Caches are what the class itself writes for one token: keys and values by layer, in full
+or in a window. A class that writes others, or none, is refused.
 """
 
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
@@ -29,45 +30,74 @@ from kvplan.models.spec import (
 )
 
 LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)$")
-NO_PLAIN_CACHE: Final = ("kv_lora_rank", "linear_num_value_heads", "mamba_d_state", "state_size", "conv_L_cache")
+REFUSED: Final = (  # what servers keep otherwise than transformers' classes do
+    ("kv_lora_rank", "servers keep latents where transformers' class keeps keys and values"),
+    ("is_encoder_decoder", "--reader server sizes decoders alone"),
+)
 Shapes = dict[str, tuple[int, ...]]
+
+
+class Written(NamedTuple):
+    """What a class writes of a token in a layer's cache: keys and values as (heads, width), and their window."""
+
+    kind: str
+    keys: tuple[int, int]
+    values: tuple[int, int]
+    window: int | None
+
+
+class OwnClass(NamedTuple):
+    """What a class says of itself: its name and release, its config's values, parameters, plan and caches."""
+
+    name: str
+    values: dict[str, Any]
+    shapes: Shapes
+    plan: dict[str, str]
+    caches: list[Written | None]
 
 
 def read(config: Config, model_type: str) -> SpecDraft:
     """Read a causal language model from transformers' class of its type."""
-    name, shapes, plan = asked_of(config, model_type)
-    num_layers, heads = config.num_layers(), heads_of(config)
+    for key, what in REFUSED:
+        if config.values.get(key):
+            raise UnsupportedModelError(f"{config.where}: {key}", what, "add a reader in kvplan/models/families")
+    own = asked_of(config, model_type)
+    config.values = own.values  # with the class's defaults, by the names that all classes share
+    num_layers = config.num_layers()
+    kept = list(caches(config, own, num_layers))  # before heads, which a class that keeps states may lack
+    heads = heads_of(config)
     layers: list[list[Weight]] = [[] for _ in range(num_layers)]
     other: list[Weight] = []
-    for parameter, shape in shapes.items():
+    num_kv_heads = next((cache.keys[0] for cache in own.caches if cache is not None), heads.num_kv_heads)
+    for parameter, shape in own.shapes.items():
         match = LAYER.search(parameter)
-        weight = weight_of(parameter, match[2] if match else parameter, shape, plan, heads.num_kv_heads)
+        weight = weight_of(parameter, match[2] if match else parameter, shape, own.plan, num_kv_heads)
         if match is None or int(match[1]) >= num_layers:
             other.append(weight)
         else:
             layers[int(match[1])].append(weight)
     context = rope.context_of(config)
     config.notes.append(
-        f"model_type {model_type!r} has no reader: parameters are those of {name}, shared by ranks as its "
-        "tensor-parallel plan says; no server's answer was compared"
+        f"model_type {model_type!r} has no reader: parameters and caches are those of {own.name}, shared by ranks as "
+        "its tensor-parallel plan says; no server's answer was compared"
     )
     return SpecDraft(
         hidden_size=config.count("hidden_size"),
         num_heads=heads.num_heads,
         vocab_size=config.count("vocab_size"),
         context=context,
-        layers=list(caches(config, num_layers)),
+        layers=kept,
         layer_weights=[tuple(weights) for weights in layers],
         other_weights=other,
         ropes=rope.tables(config, heads.head_dim, context.positions),
-        tied=not any(parameter.startswith("lm_head") for parameter in shapes),
+        tied=not any(parameter.startswith("lm_head") for parameter in own.shapes),
         experts_per_token=config.count(*TOP_K_KEYS, default=0, low=0),
         widest_mlp=config.count("intermediate_size", "moe_intermediate_size", default=0),
     )
 
 
-def asked_of(config: Config, model_type: str) -> tuple[str, Shapes, dict[str, str]]:
-    """(the class and its release, shapes of its parameters, its plan); nothing is allocated."""
+def asked_of(config: Config, model_type: str) -> OwnClass:
+    """What the class of a type says of a config; nothing is allocated."""
     try:
         import torch
         import transformers
@@ -75,28 +105,54 @@ def asked_of(config: Config, model_type: str) -> tuple[str, Shapes, dict[str, st
         raise UsageError(
             "--reader server", f"{error.name} is not installed", "pip install transformers torch"
         ) from error
-    values = {key: value for key, value in config.values.items() if key != "model_type" and value is not None}
+    label = f"transformers {transformers.__version__}"
+    if model_type not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedModelError(
+            config.where, f"{label} has no causal language model of type {printable(repr(model_type), 60)}",
+            "install the release of transformers that has it",
+        )  # fmt: skip
+    stated = {key: value for key, value in config.values.items() if key != "model_type" and value is not None}
     try:
-        with warnings.catch_warnings(), torch.device("meta"):
+        with warnings.catch_warnings(), torch.device("meta"), torch.no_grad():
             warnings.simplefilter("ignore")
             transformers.logging.set_verbosity_error()
-            own = transformers.AutoConfig.for_model(model_type, **values)
-            model = transformers.AutoModelForCausalLM.from_config(own)
-    except KvplanError:
-        raise
+            own = transformers.AutoConfig.for_model(model_type, **stated)
+            # Experts without loops over tokens, which have no values here.
+            model = transformers.AutoModelForCausalLM.from_config(own, experts_implementation="batched_mm").eval()
+            cache = transformers.DynamicCache(config=own)
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
     except Exception as error:  # whatever a class of another project raises for a config that it does not take
         raise UnsupportedModelError(
             config.where,
-            f"transformers {transformers.__version__} makes no model of type {printable(repr(model_type), 60)}: "
+            f"{label}'s class of type {model_type!r} does not run with this config: "
             f"{printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 120)}",
-            "install the release of transformers that has it",
+            "correct the config, or use the release of transformers it was made with",
         ) from error
+    values = {**own.to_dict(), "model_type": model_type}
+    values |= {name: values[key] for name, key in own.attribute_map.items() if key in values}
     shapes = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
-    return f"transformers {transformers.__version__}'s {type(model).__name__}", shapes, dict(model._tp_plan or {})
+    name = f"{label}'s {type(model).__name__}"
+    return OwnClass(name, values, shapes, dict(model._tp_plan or {}), [written(layer) for layer in cache.layers])
+
+
+def written(layer: Any) -> Written | None:
+    """What a layer of transformers' cache got of a token, None if nothing."""
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if keys is None or values is None:
+        return None
+    shapes = ((int(tensor.shape[1]), int(tensor.shape[3])) for tensor in (keys, values))
+    return Written(type(layer).__name__, *shapes, getattr(layer, "sliding_window", None))
 
 
 def style_of(module: str, plan: Mapping[str, str]) -> str:
-    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", module), "")
+    """How ranks share a module: by the plan; gate, up and down of a multilayer perceptron without one as others are.
+
+    Source: vLLM 0.33 model_executor/models/transformers/fusers/glu.py.
+    """
+    style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", module), "")
+    if style or (match := re.search(r"mlp\.(?:.*\.)?(gate|up|down)_proj$", module)) is None:
+        return style
+    return "rowwise" if match[1] == "down" else "colwise"
 
 
 def weight_of(parameter: str, name: str, shape: tuple[int, ...], plan: Mapping[str, str], kv_heads: int) -> Weight:
@@ -126,24 +182,20 @@ def weight_of(parameter: str, name: str, shape: tuple[int, ...], plan: Mapping[s
     return Weight(name, group, inputs, parts, experts=count)
 
 
-def caches(config: Config, num_layers: int) -> Iterator[tuple[LayerCache, ...]]:
-    """The cache of each layer; a class that keeps anything but keys and values is refused by the key that says so."""
-    for key in NO_PLAIN_CACHE:
-        if config.values.get(key):
-            raise UnsupportedModelError(
-                f"{config.where}: {key}", "its layers keep more than keys and values, which kvplan cannot read",
-                "add a reader in kvplan/models/families",
-            )  # fmt: skip
-    heads, window = heads_of(config), config.maybe_count("sliding_window")
-    keys = heads.num_kv_heads, heads.head_dim, heads.head_dim_v
-    default = "sliding_attention" if window and config.flag("use_sliding_window", True) else "full_attention"
-    for kind in config.per_layer_names("layer_types", num_layers) or [default] * num_layers:
-        match kind:
-            case "full_attention":
-                yield (FullAttention(*keys),)
-            case "sliding_attention" if window:
-                yield (SlidingWindow(*keys, window),)
-            case "chunked_attention":
-                yield (ChunkedAttention(*keys, config.count("attention_chunk_size")),)
+def caches(config: Config, own: OwnClass, num_layers: int) -> Iterator[tuple[LayerCache, ...]]:
+    """The cache of each layer, as its class writes it."""
+    kinds = config.per_layer_names("layer_types", num_layers) or [""] * num_layers
+    layers = [*own.caches, *[None] * num_layers][:num_layers]
+    for index, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
+        match layer:
+            case Written("DynamicLayer", (heads, dim), (_, dim_v), _):
+                yield (FullAttention(heads, dim, dim_v),)
+            case Written("DynamicSlidingWindowLayer", (heads, dim), (_, dim_v), int(window)):
+                cache = ChunkedAttention if kind == "chunked_attention" else SlidingWindow
+                yield (cache(heads, dim, dim_v, window),)
             case _:
-                raise config.fail("layer_types", f"{kind!r:.60} is not a layer that --reader server can size")
+                what = "no keys and values" if layer is None else f"more than keys and values ({layer.kind})"
+                raise UnsupportedModelError(
+                    f"{config.where}: layer {index}", f"{own.name} keeps {what} of it, which --reader server cannot size",
+                    "add a reader in kvplan/models/families",
+                )  # fmt: skip

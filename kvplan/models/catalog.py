@@ -57,8 +57,14 @@ def find(name: str) -> str | None:
     known = listed(name)
     if known is not None or "/" in name:
         return known
-    same = same_names(name)
+    same = same_names(name) or _by_total(name)
     return same[0] if len(same) == 1 else None
+
+
+def _by_total(name: str) -> list[str]:
+    """Models of this name and a number of active parameters, which people leave out: qwen3-next-80b."""
+    active = re.compile(re.escape("-".join(name.lower().split())) + r"-a[0-9.]+b")
+    return list(filter(active.fullmatch, model_names()))
 
 
 def listed(name: str) -> str | None:

@@ -56,7 +56,7 @@ PAIRS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     ),
     "glm4moe": (
         ("leading_dense_block_count", "first_k_dense_replace"), ("expert_shared_count", "n_shared_experts"),
-        ("nextn_predict_layers", "num_nextn_predict_layers"), *_CHOICE,
+        *_CHOICE,
     ),
     "granite": (
         ("logit_scale", "logits_scaling"), ("residual_scale", "residual_multiplier"),
@@ -92,7 +92,7 @@ SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of how an expert's score is compu
 NOT_KEPT: Final = ("llama", "qwen2", "qwen3", "qwen3moe", "starcoder2", "minimax-m2", "mistral3")
 
 
-def metadata_of(spec: ModelSpec) -> Values:
+def metadata_of(spec: ModelSpec, drafts: bool = False) -> Values:
     """The metadata that the converter would write for a model: what sizing needs of it."""
     architecture = architecture_of(spec)
     config = text_of(spec.config)
@@ -102,9 +102,11 @@ def metadata_of(spec: ModelSpec) -> Values:
         if config.get(name) is not None and not isinstance(config[name], list)
     }
     experts = max((weight.experts for layer in spec.layer_weights for weight in layer), default=0)
+    if nextn := num_nextn(spec, drafts):
+        values["nextn_predict_layers"] = nextn
     values |= {
         "context_length": spec.context_limit,
-        "block_count": spec.num_layers + num_nextn(spec),
+        "block_count": spec.num_layers + nextn,
         "attention.head_count": spec.num_heads if spec.has_attention else 0,
         "vocab_size": spec.vocab_size,
     }

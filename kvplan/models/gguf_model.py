@@ -80,16 +80,18 @@ class GGUFModel:
         return tensor.layer is not None and tensor.layer >= self.spec.num_layers
 
 
-def gguf_of(spec: ModelSpec, quantization: str = "Q4_K_M", *, imatrix: bool = False) -> GGUFModel:
+def gguf_of(spec: ModelSpec, quantization: str = "Q4_K_M", *, imatrix: bool = False,
+            drafts: bool = False) -> GGUFModel:  # fmt: skip
     """The file that llama.cpp's converter and llama-quantize would make of a model.
 
     imatrix  quantized with an importance matrix, as files of about two bits always are
+    drafts   with the model's layers for multi-token prediction
     Raise UnsupportedModelError for a model whose tensors' names are not known, UsageError for an unknown file type.
     """
     kind = gguf_mix.file_type(quantization)
     architecture = architecture_of(spec)
-    named = tensors_of(spec)
-    layers = spec.num_layers + num_nextn(spec)
+    named = tensors_of(spec, drafts)
+    layers = spec.num_layers + num_nextn(spec, drafts)
     types = gguf_mix.mixed(
         named,
         kind,
@@ -100,7 +102,7 @@ def gguf_of(spec: ModelSpec, quantization: str = "Q4_K_M", *, imatrix: bool = Fa
         imatrix=imatrix or kind in gguf_mix.IMATRIX_ONLY,
     )
     number = next(number for number, name in FILE_TYPES.items() if name == kind)
-    metadata = metadata_of(spec) | {"general.file_type": number}
+    metadata = metadata_of(spec, drafts) | {"general.file_type": number}
     tensors = tuple(GGUFTensor(name, shape, types[name], tensor_bytes(types[name], shape)) for name, shape in named)
     return GGUFModel(architecture, metadata, tensors, spec, "llama-quantize", kind)
 

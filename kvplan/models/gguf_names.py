@@ -107,20 +107,33 @@ def architecture_of(spec: ModelSpec) -> str:
     return name
 
 
-def num_nextn(spec: ModelSpec) -> int:
-    """Layers for multi-token prediction that a file has after the model's own."""
-    if spec.model_type != "glm4_moe":
-        return 0  # other models' are left out by the converter, or have files of their own
-    return int(text_of(spec.config).get("num_nextn_predict_layers") or 0)
+# Models whose layers for multi-token prediction the converter keeps -> the config's key for their number, and the
+# number without it. Source: llama.cpp 0c1e57098, conversion/qwen.py and glm.py.
+NEXTN: Final = {
+    "glm4_moe": ("num_nextn_predict_layers", 0), "glm4_moe_lite": ("num_nextn_predict_layers", 0),
+    "qwen3_next": ("mtp_num_hidden_layers", 1), "qwen3_5_text": ("mtp_num_hidden_layers", 0),
+    "qwen3_5_moe_text": ("mtp_num_hidden_layers", 0),
+}  # fmt: skip
 
 
-def tensors_of(spec: ModelSpec) -> list[Named]:
+def num_nextn(spec: ModelSpec, drafts: bool = False) -> int:
+    """Layers for multi-token prediction that a file has after the model's own.
+
+    drafts  the file is one to draft with: those of other models than GLM-4.5 are published with and without them
+    """
+    if spec.model_type not in NEXTN or not (drafts or spec.model_type == "glm4_moe"):
+        return 0
+    key, usual = NEXTN[spec.model_type]
+    return int(text_of(spec.config).get(key) or usual)
+
+
+def tensors_of(spec: ModelSpec, drafts: bool = False) -> list[Named]:
     """(name, shape in ggml's order) of every tensor of the language model, in a file's order."""
     architecture = architecture_of(spec)
     named = list(_outside(spec, architecture))
     for index, layer in enumerate(spec.layer_weights):
         named += _layer(spec, architecture, index, layer)
-    for index in range(spec.num_layers, spec.num_layers + num_nextn(spec)):
+    for index in range(spec.num_layers, spec.num_layers + num_nextn(spec, drafts)):
         named += _layer(spec, architecture, index, spec.layer_weights[-1])
         named.append((f"blk.{index}.nextn.eh_proj.weight", (2 * spec.hidden_size, spec.hidden_size)))
         named += [(f"blk.{index}.nextn.{name}.weight", (spec.hidden_size,)) for name in ("enorm", "hnorm")]

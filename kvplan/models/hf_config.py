@@ -1,6 +1,6 @@
 """config.json -> ModelSpec: finds the family's reader and adds name, dtype, quantization and towers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from importlib import import_module
@@ -23,7 +23,8 @@ from kvplan.models.spec import (
     ModelSpec,
     RecurrentState,
     SlidingWindow,
-    Weight,
+    interned,
+    unique,
 )
 
 Reader = Callable[[Config, str], SpecDraft]
@@ -57,17 +58,20 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "renamed": (
         "apertus", "hyperclovax", "step1", "telechat", "iquestloopcoder", "ernie4_5_moe", "bailing_moe", "sarvam_moe",
-        "param2moe", "afmoe", "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5",
+        "param2moe", "afmoe", "cohere2_moe", "hy_v3", "k2_horizon", "step3_text", "step3p5", "PanguProMoE",
+        "interns1_pro_text",
     ),
     "recent": (
         "beam", "flint", "rnj1", "molmo2", "molmo2_text",
-        "hrm_text", "molmo",
+        "hrm_text", "molmo", "domyn_edge", "dory",
     ),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
         "granitemoehybrid", "nemotron_h", "lfm2", "lfm2_moe", "falcon_mamba",
     ),
-    "ling": ("bailing_hybrid",),
+    "ling": ("bailing_hybrid", "alice_ai"),
+    "hunyuan4": ("hy_v4",),
+    "ernie_vl": ("ernie4_5_moe_vl", "ernie4_5_vl_moe"),
     "zamba": ("zamba2",),
     "moondream": ("moondream3",),
     "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "qwen4_exp_text"),
@@ -78,7 +82,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "minimax": ("minimax_m1", "minimax_text_01", "minimax"),
     "glm5_next": ("glm5_next_text", "glm5_next"),
     "qwen4_exp": ("qwen4_exp_text", "qwen4_exp"),
-    "encoder_decoder": ("whisper",),
+    "encoder_decoder": ("whisper", "nemotron_parse"),
     "encoders": ("bert", "roberta", "xlm-roberta", "modernbert"),
 }  # fmt: skip
 # Servers' classes whose configs have a model type of any name -> the type that their config is read as.
@@ -93,13 +97,15 @@ CLASSES: dict[str, str] = {
     "MiniCPMO": "qwen2", "Phi4ForCausalLMV": "phi3",
     "MoonshotKimiaForCausalLM": "qwen2",
     "BailingMoeV3ForCausalLM": "bailing_hybrid",
-    "Rnj1ForCausalLM": "rnj1", "Molmo2ForConditionalGeneration": "molmo2",
+    "DeepseekV2ForCausalLM": "deepseek_v2", "Rnj1ForCausalLM": "rnj1",
+    "Molmo2ForConditionalGeneration": "molmo2",
     "TeleChat2ForCausalLM": "telechat", "TeleChat3ForCausalLM": "llama", "TeleFLMForCausalLM": "llama",
 }  # fmt: skip
 # Types that are another under a name of their own.
 READ_AS: dict[str, str] = {
     "cohere_compass_text": "cohere2", "gemma4_unified_text": "gemma4_text",
-    "minimax_m3_text": "minimax_m3", "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
+    "minimax_m3_text": "minimax_m3", "mimo_v2_omni": "mimo_v2", "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
+    "fireredasr2": "qwen2", "funasr": "qwen3",
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
 
@@ -249,6 +255,7 @@ LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
     "deepseek_sparse_attention": (LatentAttention,),
     "indexed_attention": (LatentAttention, FullAttention),
     "qwen_sparse_attention": (FullAttention,),
+    "mlp": (),
 }
 # Types whose output head takes no quantization unless the config names it. Source: vLLM 0.33 model_executor/models
 # (ParallelLMHead without quant_config).
@@ -305,7 +312,7 @@ def is_latent_head(values: Mapping[str, Any]) -> bool:
 
 def check_size(draft: SpecDraft, where: str) -> None:
     """Reject dimensions whose product cannot fit on any machine."""
-    largest = max((w.num_params for layer in draft.layer_weights for w in layer), default=0)
+    largest = max((w.num_params for layer in unique(draft.layer_weights) for w in layer), default=0)
     if largest * len(draft.layers) > 2**63:
         raise InvalidInputError(where, "the dimensions multiply to more than 2^63 parameters", "correct the config")
 
@@ -359,12 +366,6 @@ def check_shared(outer: Config, inner: Config, draft: SpecDraft) -> None:
         )
 
 
-def shared(layers: Sequence[tuple[Weight, ...]]) -> tuple[tuple[Weight, ...], ...]:
-    """The layers, those with equal weights as one object: each is sized once (`kvplan.sizing.weights.equals`)."""
-    kinds: dict[tuple[Weight, ...], tuple[Weight, ...]] = {}
-    return tuple(kinds.setdefault(weights, weights) for weights in layers)
-
-
 def read_config(
     values: Mapping[str, Any],
     where: str,
@@ -385,6 +386,7 @@ def read_config(
     dense, by_class = reading.get("assume_dense", False), reading.get("by_class", False)
     reader, model_type = reader_for(outer, inner, assume_dense=dense, by_class=by_class)
     draft = reader(inner, model_type)
+    draft.layer_weights = list(interned(draft.layer_weights))  # each kind is sized once (kvplan.sizing.weights.equals)
     check_size(draft, where)
     check_shared(outer, inner, draft)
     if not is_head(values):  # whose layers are read together with its target
@@ -411,7 +413,7 @@ def read_config(
         max_model_len=draft.context.default,
         context_limit=draft.context.limit,
         layers=tuple(draft.layers),
-        layer_weights=shared(draft.layer_weights),
+        layer_weights=tuple(draft.layer_weights),
         other_weights=tuple(draft.other_weights),
         ropes=draft.ropes,
         quantization=quantization,

@@ -110,7 +110,7 @@ class Table:
         heads = self.trees.get(layer, {})
         if heads and (trees := [heads[head] for head in beginnings(known) if head in heads]):
             return (min(trees, key=lambda tree: tree[0])[2],)
-        places = self.matching(layer, role)
+        places = self.matching(layer, role) if self.patterns else ()
         return (self.patterns[min(places)][1],) if places else None
 
     def find_outside(self, name: str) -> EntryScheme | None:

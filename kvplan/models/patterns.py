@@ -77,6 +77,8 @@ class Patterns:
         numbers = set(self._set.Match(name) or ())
         if self._always not in numbers:
             raise UnsupportedModelError("quantization_config", "its patterns are too complex to match", "not modeled")
+        if len(numbers) == 1 and not self._rules:
+            return frozenset()
         plain = (place for number in numbers for place in self._plain.get(number, ()))
         ruled = (
             place

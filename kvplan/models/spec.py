@@ -5,14 +5,16 @@ how it computes (`decoder`). The planner turns the first two into bytes; the eng
 the last, and takes sizes from its own tensors.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
+
+T = TypeVar("T")
 
 
 class Sharing(Enum):
@@ -783,6 +785,18 @@ class ModelSpec:
     def weights(self) -> tuple[Weight, ...]:
         """Every weight, once for each place it is used."""
         return _every_weight(self)
+
+
+def unique(values: Iterable[T]) -> list[T]:
+    """Each object once, in order."""
+    return list({id(value): value for value in values}.values())
+
+
+def interned(values: Sequence[T]) -> tuple[T, ...]:
+    """The values, equal ones as one object; each object is hashed once."""
+    kinds: dict[T, T] = {}
+    known = {id(value): kinds.setdefault(value, value) for value in unique(values)}
+    return tuple(known[id(value)] for value in values)
 
 
 @lru_cache(maxsize=256)

@@ -20,7 +20,7 @@ from kvplan.servers.plans.plan import Load, Request, check_load
 
 # Options that the search decides, or that would make every GPU hold the same.
 SOUGHT = {
-    "data_parallel_size": "the number of replicas is computed",
+    "data_parallel_size": "the number of replicas is computed, each without ranks (`kvplan tune` times those)",
     "kv_cache_memory_bytes": "the size of the pool is computed",
     "num_gpu_blocks_override": "the size of the pool is computed",
 }

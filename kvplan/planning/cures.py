@@ -21,15 +21,7 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
 from kvplan.planning.gate import FIXED_POOL, is_of_memory, passed
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import (
-    SERVERS,
-    abilities_of,
-    failures_of_servers,
-    flag_of,
-    kind_of_cause,
-    server_of,
-    terms_of,
-)
+from kvplan.servers.base import SERVERS, abilities_of, failures_of_servers, flag_of, kind_of_cause, server_of, terms_of
 from kvplan.servers.logs.failures import Figures, Size
 from kvplan.servers.plans.plan import BUDGET_ROWS, Estimate
 from kvplan.servers.plans.pool import blocks_in, largest_context
@@ -541,7 +533,7 @@ def moves(case: Case) -> Sequence[Move]:
 def cures(case: Case) -> list[Cure]:
     """Fixes of a case, best first: each with a plan, or if none can be made, what is known without one."""
     if case.server in SERVERS and abilities_of(case.server).fits_context:
-        return placed(case)[:MOST_CURES]
+        return (placed(case) or list(actions(case)))[:MOST_CURES]
     results = [unchecked(case, move) for move in moves(case)] if case.request is None else planned(case, case.request)
     return passed(case, reasons(case), results[:MOST_CURES], actions(case))
 

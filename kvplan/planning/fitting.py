@@ -16,18 +16,17 @@ CONTEXT = 8192
 SHARE = "gpu_memory_utilization"
 
 
-def machine_of(text: str) -> tuple[int, GpuSpec]:
+def machine_of(form: Form) -> tuple[int, GpuSpec]:
     """(number, kind) of the GPUs."""
-    machines = counted_gpus_of(Form({"gpu": [text]}))
+    machines = counted_gpus_of(form)
     if len(machines) != 1:
         raise UsageError("--gpu", f"names {len(machines)} kinds", "name one, such as rtx-4090 or 2xl40s")
     count, gpu = machines[0]
     return count or 1, gpu
 
 
-def fitting(names: Iterable[str], text: str, context: int) -> Iterator[tuple[str, Plan]]:
+def fitting(names: Iterable[str], count: int, gpu: GpuSpec, context: int) -> Iterator[tuple[str, Plan]]:
     """Plans of the models that start and hold a request of `context` tokens, or of their own context if shorter."""
-    count, gpu = machine_of(text)
     share: float | None = None  # of its memory, where the usual one is not free
     for name in names:
         stated = catalog.facts(name).get("parameters")

@@ -9,6 +9,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.planning.case import Case, Cure
 from kvplan.planning.cures import cures, flag_text
 from kvplan.planning.plan import Plan, plan
+from kvplan.servers.base import flag_of
 from kvplan.servers.logs.failures import Figures, Size
 
 SPLIT: Final = "tensor_parallel_size"
@@ -62,6 +63,7 @@ def of_refusal(answer: Plan) -> Iterator[Cure]:
             changes: dict[str, Any] = {refusal.argument: value}
             changed_plan = plan(replace(request, args=replace(request.args, **changes)))
             if changed_plan.fits:
-                flag = flag_text(request.release.engine, refusal.argument, value)
+                engine = request.release.engine
+                flag = flag_text(engine, refusal.argument, value) or f"without {flag_of(engine, refusal.argument)}"
                 yield Cure(refusal.argument, changes, (flag,), refusal.text, "change", changed_plan)
                 return

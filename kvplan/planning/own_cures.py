@@ -10,7 +10,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.case import Cure
 from kvplan.servers.bundled.failures import TOTAL
-from kvplan.servers.bundled.log_rows import num_groups, settings_of
+from kvplan.servers.bundled.log_rows import num_groups, start_of
 from kvplan.servers.bundled.rules import EngineInputs, predict
 from kvplan.servers.logs.failures import Figures
 from kvplan.servers.logs.log import ServerLog
@@ -38,7 +38,7 @@ def _checked(cause: str, figures: Figures, evidence: str, log: ServerLog, spec: 
     total = re.search(TOTAL, evidence)
     match cause:
         case "oom_loading_weights" if figures.free_bytes is not None:
-            inputs, free = settings_of(log, figures.free_bytes.bytes), figures.free_bytes.low
+            inputs, free = start_of(log).settings(figures.free_bytes.bytes), figures.free_bytes.low
             for ranks in RANKS:
                 if _loaded(spec, replace(inputs, tensor_parallel_size=ranks)) <= free:
                     yield _flag("tensor_parallel_size", ranks, "raise", "splits the weights over several devices")
@@ -46,7 +46,7 @@ def _checked(cause: str, figures: Figures, evidence: str, log: ServerLog, spec: 
             if inputs.dtype == "float32" and _loaded(spec, replace(inputs, dtype="bfloat16")) <= free:
                 yield _flag("dtype", "bfloat16", "change", "halves the weights")
         case "no_kv_memory" if total is not None:
-            inputs = settings_of(log, int(total[1].replace(",", "")))
+            inputs = start_of(log).settings(int(total[1].replace(",", "")))
             shares = (share / 100 for share in range(int(inputs.gpu_memory_utilization * 100) + 1, 96))
             for share in shares:
                 if _holds_a_request(spec, replace(inputs, gpu_memory_utilization=share)):

@@ -1,8 +1,8 @@
 """A server that shares its GPUs in turn: its memory awake, asleep and waking up, beside what a trainer holds then.
 
-Asleep, what was allocated for weights and KV cache is unmapped, and torch's cache emptied; the context, CUDA graphs,
-libraries and buffers stay. Waking up, the weights come first, so that a trainer can send new ones before the KV cache
-is mapped again. Source: vLLM 0.33 device_allocator/cumem.py, v1/worker/gpu_worker.py (sleep, wake_up, load_model,
+Asleep, what was allocated for weights and KV cache is unmapped, and torch's cache emptied; what stays is each server's
+own: the context and libraries, CUDA graphs, and buffers that no pool has. Waking up, the weights come first, so that a
+trainer can send new ones before the KV cache is mapped again. Source: vLLM 0.33 device_allocator/cumem.py, v1/worker/gpu_worker.py (sleep, wake_up, load_model,
 initialize_from_config); SGLang 0.5.23 managers/scheduler_components (release_memory_occupation), by tags.
 """
 
@@ -13,7 +13,6 @@ from kvplan.core.units import format_gib
 from kvplan.servers.base import server_of
 from kvplan.servers.plans.plan import BUDGET_ROWS, Colocated, Phase, Plan, Refusal
 
-KEPT: Final = ("context", "cuda_graphs", "non_torch", "buffers")
 WEIGHTS: Final = ("weights", "lora")
 
 
@@ -22,25 +21,22 @@ def phases(plan: Plan, colocated: Colocated) -> tuple[Phase, ...]:
     memory, estimates = plan.memory, plan.estimates
     rows = {"weights": memory.weights, **{name: getattr(memory, name) for name in BUDGET_ROWS}}
     rows |= {"context": estimates["context"].likely, "kv_cache": memory.kv_cache}
-    # Of activations and graphs, which some servers reserve for without telling them apart: only graphs stay.
-    reserved = rows["reserved"] = server_of(plan.request.release.engine).kept_back(plan)
-    low, high = (
-        {name: getattr(estimates[name], end) if name in estimates else size for name, size in rows.items()}
-        for end in ("low", "high")
-    )
+    rows["reserved"] = (server := server_of(plan.request.release.engine)).kept_back(plan)
+    whole = {name: (size, size, size) for name, size in rows.items()}  # awake, the KV cache is what estimates leave
 
-    def phase(name: str, staying: tuple[str, ...]) -> Phase:
-        own = {row: size for row, size in rows.items() if row in staying and size}
-        others = colocated.in_use.get(name)
-        if name == "awake":  # the KV cache is what the estimates leave
-            ends = sum(own.values()), sum(own.values())
-        else:
-            ends = sum(low[row] for row in own), sum(high[row] for row in own) + reserved * ("reserved" not in own)
-        return Phase(name, own, *ends, others, memory.total - sum(own.values()) - (others or 0))  # type: ignore[arg-type]
+    def phase(name: str, sizes: dict[str, tuple[int, int, int]]) -> Phase:
+        low, total, high = (sum(size[end] for size in sizes.values()) for end in range(3))
+        own, others = {row: size[1] for row, size in sizes.items() if size[1]}, colocated.in_use.get(name)
+        return Phase(name, own, low, high, others, memory.total - total - (others or 0))  # type: ignore[arg-type]
 
-    staying = (*KEPT, *colocated.keeps) if colocated.level else tuple(rows)
-    awake, asleep = phase("awake", tuple(rows)), phase("asleep", staying)
-    return (awake, asleep, phase("waking", (*staying, *WEIGHTS))) if colocated.level else (awake, asleep)
+    awake = phase("awake", whole)
+    if not colocated.level:
+        return awake, phase("asleep", whole)
+    ends = {name: (row.low, row.likely, row.high) for name, row in server.asleep(plan).items()}
+    asleep = ends | {name: whole[name] for name in colocated.keeps}
+    buffers = {"buffers": (row.low, row.likely, row.high)} if (row := estimates.get("buffers")) else {}
+    waking = asleep | {name: whole[name] for name in WEIGHTS} | buffers
+    return awake, phase("asleep", asleep), phase("waking", waking)
 
 
 WHEN: Final = {"awake": ("awake", "rollout"), "asleep": ("asleep", "training"), "waking": ("waking up", "weight sync")}

@@ -661,11 +661,7 @@ def _measured(node: Node, place: Place) -> Measured:
     for name in ("run.json", "samples.jsonl", "events.jsonl"):  # the run's files may be in the same folder
         refuse_outside(place.root, path.parent / name, table.values["file"].mark, "measured: file")
     return Measured(
-        path,
-        text,
-        rule("max_error", "max_prediction_error"),
-        rule("max_age", "max_age"),
-        table.keys["file"],
+        path, text, rule("max_error", "max_prediction_error"), rule("max_age", "max_age"), table.keys["file"]
     )
 
 

@@ -406,44 +406,32 @@ def more_left(rule: Rule, plan: Plan) -> Iterator[Knob]:
     yield advise.larger_gpu(plan.request)
 
 
+def tokens_text(plan: Plan) -> str:
+    return f"the KV cache holds {kv_tokens(plan):,} tokens{of_ranks(plan, kv_tokens(plan))}"
+
+
+def ceiling(value: Callable[[Plan], int], unit: str, text: Callable[[int], str], what: str, knobs: Knobs) -> Gauge:
+    """Gauge of bytes that a rule limits from above."""
+    return Gauge(value, unit, False, lambda n: text(int(n)), lambda plan: f"{text(value(plan))} {what}", knobs)
+
+
 GAUGES: Final[Mapping[str, Gauge]] = {
     "min_headroom": Gauge(free_bytes, "bytes", True, lambda n: format_bytes(int(n)), headroom, more_left),
     "min_logged_concurrency": Gauge(
         lambda plan: plan.concurrency.max, "requests", True, plain, logged_figure, more_requests
     ),
-    "min_kv_tokens": Gauge(
-        kv_tokens,
-        "tokens",
-        True,
-        plain,
-        lambda plan: f"the KV cache holds {kv_tokens(plan):,} tokens{of_ranks(plan, kv_tokens(plan))}",
-        more_kv,
+    "min_kv_tokens": Gauge(kv_tokens, "tokens", True, plain, tokens_text, more_kv),
+    "max_weights": ceiling(
+        lambda plan: plan.memory.weights, "bytes", format_bytes, "of weights on each GPU", less_weight
     ),
-    "max_weights": Gauge(
-        lambda plan: plan.memory.weights,
-        "bytes",
-        False,
-        lambda n: format_bytes(int(n)),
-        lambda plan: f"{format_bytes(plan.memory.weights)} of weights on each GPU",
-        less_weight,
-    ),
-    "max_kv_bytes_per_token": Gauge(
-        lambda plan: plan.bytes_per_token,
-        "bytes/token",
-        False,
-        lambda n: format_size(int(n)),
-        lambda plan: f"{format_size(plan.bytes_per_token)} of KV cache per token on each GPU",
+    "max_kv_bytes_per_token": ceiling(
+        lambda plan: plan.bytes_per_token, "bytes/token", format_size, "of KV cache per token on each GPU",
         smaller_entries,
     ),
-    "max_lora_bytes": Gauge(
-        lambda plan: plan.memory.lora,
-        "bytes",
-        False,
-        lambda n: format_bytes(int(n)),
-        lambda plan: f"{format_bytes(plan.memory.lora)} of adapter slots on each GPU",
-        fewer_adapters,
+    "max_lora_bytes": ceiling(
+        lambda plan: plan.memory.lora, "bytes", format_bytes, "of adapter slots on each GPU", fewer_adapters
     ),
-}
+}  # fmt: skip
 
 
 # Changes that may fix a figure worse than the baseline's, by the rule that limits the same figure.

@@ -387,12 +387,7 @@ def cure_of(cure: advise.FlagCure, cured: tuple[str, ...], target: Target) -> Ru
 
 
 def finding_of(
-    rule: Rule,
-    target: str,
-    verdict: Verdict,
-    policy: Policy,
-    today: datetime.date,
-    own: Mapping[str, Severity],
+    rule: Rule, target: str, verdict: Verdict, policy: Policy, today: datetime.date, own: Mapping[str, Severity]
 ) -> Finding:
     outcome, waiver = outcome_of(rule, target, verdict, policy, today, own)
     return Finding(

@@ -104,9 +104,7 @@ def check_model(served: ServedContainer, command: ServeCommand) -> None:
             "is not named" if command.model is None else f"is a path in the container ({printable(command.model, 80)})"
         )
         raise UsageError(
-            "model",
-            f"{where}",
-            f"name it in a policy: a target with manifest:, container: {served.id} and model:",
+            "model", f"{where}", f"name it in a policy: a target with manifest:, container: {served.id} and model:"
         )
 
 

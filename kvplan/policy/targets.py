@@ -12,13 +12,7 @@ from kvplan.asked.pasted import read_command
 from kvplan.asked.question import Context, Inputs, is_path, requests
 from kvplan.asked.speculation import PARTS, in_parts
 from kvplan.core import files
-from kvplan.core.errors import (
-    EnvironmentProblem,
-    InvalidInputError,
-    KvplanError,
-    UnsupportedModelError,
-    UsageError,
-)
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.files import load_json, path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
 from kvplan.models.spec import ModelSpec

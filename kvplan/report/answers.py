@@ -5,9 +5,9 @@ Every answer is read-only, can be pickled, and equals another if their documents
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from kvplan.report.formats import CommandAnswer
     from kvplan.simulate.outcome import SimulationAnswer
 
+Row = TypeVar("Row", "Placement", "TimedPlacement", "TunedSetting")
 
-class Result(ABC):
+
+class Result:
     """What a command answers: `str()` is its text, `to_dict()` its JSON document.
 
     notes     what was derived or assumed while reading the model and the options
@@ -39,6 +41,8 @@ class Result(ABC):
 
     __slots__ = ("_facts", "notes", "warnings")
     _facts: Any
+    _report: ClassVar[str]  # the module whose `shapes` shows the facts
+    _shown: ClassVar[tuple[int, ...]] = ()  # and how many of their rows
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -79,9 +83,11 @@ class Result(ABC):
         headline, _, details = str(self).partition("\n")
         return f"<p><b>{escape(headline)}</b></p><pre>{escape(details.lstrip(chr(10)))}</pre>"
 
-    @abstractmethod
     def _shapes(self) -> CommandAnswer:
-        """The answer for each format."""
+        """The answer for each format, by `shapes` of its report."""
+        shapes = import_module(f"kvplan.report.{self._report}").shapes
+        answer: CommandAnswer = shapes(self._facts, *self._shown)
+        return answer
 
     @property
     def headline(self) -> str:
@@ -238,17 +244,36 @@ class Estimates(Result):
         return {gpu.name: str(reply) for gpu, reply in self._facts if isinstance(reply, KvplanError)}
 
 
-class Recommendation(Result):
-    """What `kvplan recommend` answers: the cheapest placements, or what the GPUs that are there need."""
+class Ranked(Result, Generic[Row]):
+    """An answer of several rows, the best first."""
+
+    __slots__ = ()
+    _ranked: ClassVar[str] = "placements"
+
+    @property
+    def best(self) -> Row | None:
+        """The first row: its command, and the figures that it is chosen by."""
+        return next(iter(getattr(self, self._ranked)), None)
+
+    @property
+    def serve_command(self) -> str | None:
+        """The command that starts each server of the best row."""
+        return None if self.best is None else self.best["command"]
+
+
+class Recommendation(Ranked["Placement"]):
+    """What `kvplan recommend` answers: the cheapest placements, or what the GPUs that are there need.
+
+    best  the first placement: its gpu, num_gpus, users_low, users_likely, command and price_per_hour
+    """
 
     __slots__ = ()
     _facts: Chosen
-    PLACEMENTS: ClassVar = 10  # shown
 
     def _shapes(self) -> CommandAnswer:
         from kvplan.report.recommend_text import document_of, shapes
 
-        return shapes(document_of(self._facts), self.PLACEMENTS, self._facts)
+        return shapes(document_of(self._facts), 10, self._facts)
 
     @property
     def holds(self) -> bool:
@@ -263,16 +288,6 @@ class Recommendation(Result):
         if fit is None:
             return list(document["placements"])
         return [fit["solution"]] if fit["solution"] is not None else list(fit["cures"])
-
-    @property
-    def best(self) -> Placement | None:
-        """The first placement: its gpu, num_gpus, users_low, users_likely, command and price_per_hour."""
-        return next(iter(self.placements), None)
-
-    @property
-    def serve_command(self) -> str | None:
-        """The command that starts each server of the best placement."""
-        return None if self.best is None else self.best["command"]
 
 
 class Offers(Recommendation):
@@ -292,17 +307,16 @@ class Offers(Recommendation):
         return [offer for offer in self.to_dict()["offers"] if offer["holds"]]
 
 
-class TimedRecommendation(Result):
-    """What `kvplan recommend --slo` answers: the cheapest servers that keep latency targets, each of them simulated."""
+class TimedRecommendation(Ranked["TimedPlacement"]):
+    """What `kvplan recommend --slo` answers: the cheapest servers that keep latency targets, each of them simulated.
+
+    best  the first placement: its gpu, num_gpus, targets, command and price_per_hour
+    """
 
     __slots__ = ()
+    _report = "timed_text"
     _facts: TimedRecommendationDocument
-    PLACEMENTS: ClassVar = 10  # shown
-
-    def _shapes(self) -> CommandAnswer:
-        from kvplan.report.timed_text import shapes
-
-        return shapes(self._facts, self.PLACEMENTS)
+    _shown = (10,)
 
     @property
     def headline(self) -> str:
@@ -318,28 +332,18 @@ class TimedRecommendation(Result):
         """The placements that keep the targets, the cheapest first."""
         return list(self._facts["placements"])
 
-    @property
-    def best(self) -> TimedPlacement | None:
-        """The first placement: its gpu, num_gpus, targets, command and price_per_hour."""
-        return next(iter(self.placements), None)
 
-    @property
-    def serve_command(self) -> str | None:
-        """The command that starts each server of the best placement."""
-        return None if self.best is None else self.best["command"]
+class Tuning(Ranked["TunedSetting"]):
+    """What `kvplan tune` answers: the flags with the highest throughput that keep the targets.
 
-
-class Tuning(Result):
-    """What `kvplan tune` answers: the flags with the highest throughput that keep the targets."""
+    best  the chosen setting: its flags, requests_per_s, output_tokens_per_s, targets and command
+    """
 
     __slots__ = ()
+    _ranked = "settings"
+    _report = "tune_text"
     _facts: TuneDocument
-    SETTINGS: ClassVar = 10  # shown
-
-    def _shapes(self) -> CommandAnswer:
-        from kvplan.report.tune_text import shapes
-
-        return shapes(self._facts, self.SETTINGS)
+    _shown = (10,)
 
     @property
     def headline(self) -> str:
@@ -355,27 +359,13 @@ class Tuning(Result):
         """Every setting that was simulated, the chosen one first, then by what they serve."""
         return list(self._facts["settings"])
 
-    @property
-    def best(self) -> TunedSetting | None:
-        """The chosen setting: its flags, requests_per_s, output_tokens_per_s, targets and command."""
-        return next(iter(self.settings), None)
-
-    @property
-    def serve_command(self) -> str | None:
-        """The command that starts each server with the chosen flags."""
-        return None if self.best is None else self.best["command"]
-
 
 class Diagnosis(Result):
     """What `kvplan why` answers: what happened to a server, and what to do."""
 
     __slots__ = ()
+    _report = "why_text"
     _facts: DiagnosisFacts
-
-    def _shapes(self) -> CommandAnswer:
-        from kvplan.report.why_text import shapes
-
-        return shapes(self._facts)
 
     @property
     def outcome(self) -> str:
@@ -397,12 +387,8 @@ class Comparison(Result):
     """What `kvplan diff` answers."""
 
     __slots__ = ()
+    _report = "diff_text"
     _facts: Difference
-
-    def _shapes(self) -> CommandAnswer:
-        from kvplan.report.diff_text import shapes
-
-        return shapes(self._facts)
 
     @property
     def is_worse(self) -> bool:
@@ -419,12 +405,8 @@ class Check(Result):
     """What `kvplan check` answers: each rule of a policy, judged."""
 
     __slots__ = ()
+    _report = "check_text"
     _facts: CheckResult
-
-    def _shapes(self) -> CommandAnswer:
-        from kvplan.report.check_text import shapes
-
-        return shapes(self._facts)
 
     @property
     def passes(self) -> bool:
@@ -531,7 +513,7 @@ class Simulation(Result):
     @property
     def keeps(self) -> bool | None:
         """Whether every target is kept over its whole range; None without targets."""
-        outcomes = self._facts.variants[0].outcomes
+        outcomes = self._facts.outcomes
         return all(outcome.verdict == "kept" for outcome in outcomes) if outcomes else None
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -644,10 +644,7 @@ def verdict_lines(doc: PlanDocument) -> list[Part]:
         return [*lines, (("Serve", "bold"), (f"  {doc['flags']['command']}", COMMAND))]
     if not doc["fixes"]:
         lines.append(
-            line(
-                "No fix found: tried KV dtype, tensor parallel size, context and GPU, alone and together.",
-                "bold",
-            )
+            line("No fix found: tried KV dtype, tensor parallel size, context and GPU, alone and together.", "bold")
         )
         return lines
     lines.append(line("What would make it fit, and for how many users", "bold"))

@@ -146,14 +146,8 @@ STEP_TITLES = ("one change at a time", *(NAMES[path] for path in STEP_FIGURES))
 
 def shapes(result: Difference) -> CommandAnswer:
     """The answer for each format."""
-    return CommandAnswer(
-        lambda _: diff_lines(result),
-        lambda: diff_document(result),
-        lambda: diff_table(result),
-        lambda: diff_page(result),
-        lambda: memory_bars(result),
-        [side.server for pair in result.comparisons for side in (pair.old, pair.new) if side.server],
-    )
+    servers = [side.server for pair in result.comparisons for side in (pair.old, pair.new) if side.server]
+    return CommandAnswer.of(result, diff_lines, diff_document, diff_table, diff_page, memory_bars, servers)
 
 
 def diff_lines(result: Difference) -> list[Part]:
@@ -344,10 +338,7 @@ def _comparison_blocks(pair: Comparison) -> Iterator[Block]:
         effect = {change: "no effect" if change in without else KIND_TITLES[change.kind] for change in pair.changes}
         rows = [(change.name, text_of(change.old), text_of(change.new), effect[change]) for change in pair.changes]
         yield Table.of(("changed", "old", "new", ""), rows, left=4)
-    for table in (
-        _table("Memory of each GPU", memory_rows(pair)),
-        _table(figures_title(pair), figure_rows(pair)),
-    ):
+    for table in (_table("Memory of each GPU", memory_rows(pair)), _table(figures_title(pair), figure_rows(pair))):
         if table.rows and not pair.is_equal:
             yield table
     if sentences := explanation(pair):
@@ -374,11 +365,7 @@ def _csv_rows(pair: Comparison) -> Iterator[tuple[object, ...]]:
     yield "fits", "fits", "", _word(pair.old), _word(pair.new), ""
     for change in pair.changes:
         yield change.kind, change.name, "", change.old, change.new, ""
-    for part, rows in (
-        ("memory", pair.memory),
-        ("weight_group", pair.groups),
-        ("figure", pair.figures),
-    ):
+    for part, rows in (("memory", pair.memory), ("weight_group", pair.groups), ("figure", pair.figures)):
         for row in rows:
             yield part, row.name, row.unit, row.old, row.new, row.delta
     units = _units(pair)

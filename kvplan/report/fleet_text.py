@@ -103,13 +103,8 @@ def lines(answer: FleetAnswer) -> list[Part]:
 
 
 def shapes(answer: FleetAnswer) -> formats.CommandAnswer:
-    return formats.CommandAnswer(
-        lambda _: lines(answer),
-        lambda: document(answer),
-        lambda: metrics_table(answer),
-        lambda: page(answer),
-        servers=[answer.total.plan.request.release.label],
-    )
+    servers = [answer.total.plan.request.release.label]
+    return formats.CommandAnswer.of(answer, lines, document, metrics_table, page, servers=servers)
 
 
 def page(answer: FleetAnswer) -> list[Block]:

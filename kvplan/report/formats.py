@@ -4,7 +4,7 @@ The options, report files and overwrite checks follow from these.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from kvplan.core.records import dataclass
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvplan.report.lines import Part
     from kvplan.report.page import Block
 
+Facts = TypeVar("Facts")
 Format = Literal["table", "json", "csv", "markdown", "html"]
 
 
@@ -35,6 +36,22 @@ class CommandAnswer:
     page: "Callable[[], Sequence[Block]]"
     figures: "Callable[[], Sequence[Figure]]" = tuple
     servers: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls, facts: Facts, screen: "Callable[[Facts], Sequence[Part]]", document: Callable[[Facts], Any],
+        rows: "Callable[[Facts], Table]", page: "Callable[[Facts], Iterable[Block]]",
+        figures: "Callable[[Facts], Sequence[Figure]]" = lambda _: (), servers: Sequence[str] = (),
+    ) -> "CommandAnswer":  # fmt: skip
+        """An answer whose forms are all made of the same facts."""
+        return cls(
+            lambda _: screen(facts),
+            lambda: document(facts),
+            lambda: rows(facts),
+            lambda: [*page(facts)],
+            lambda: figures(facts),
+            servers,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from kvplan.report.page import Block, bold
 from kvplan.sizing.weights import num_params, stored_dtype
 
 if TYPE_CHECKING:
+    from kvplan.asked.form import Form
     from kvplan.documents.listing import (
         FittingDocument,
         FittingRow,
@@ -56,22 +57,22 @@ _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def models(
-    name: str | None = None, family: str | None = None, max_params: str | None = None, *, gpu: str | None = None,
+    name: str | None = None, family: str | None = None, max_params: str | None = None, *, form: Form | None = None,
     ctx: str | None = None,
 ) -> CommandAnswer:  # fmt: skip
-    """The catalog's models, or all data of the one that is named; with a GPU those that fit on it."""
-    if ctx is not None and gpu is None:
+    """The catalog's models, or all data of the one that is named; with a form's GPU those that fit on it."""
+    if ctx is not None and form is None:
         raise UsageError("--ctx", "is for --gpu", "name a GPU")
     largest = None if max_params is None else parse_params(max_params)
     names = catalog.model_names()
     if name is not None:
         names = [other for other in names if is_of(other, name)]  # a part of several names
-        if gpu is None and (len(names) < 2 or catalog.find(name) is not None):
+        if form is None and (len(names) < 2 or catalog.find(name) is not None):
             is_part = catalog.find(name) is None and names
             return one_model(names[0] if is_part else name)
     names = [other for other in names if family is None or is_of(other, family)]
-    if gpu is not None:
-        return fitting_models(names, gpu, ctx, largest)
+    if form is not None:
+        return fitting_models(names, form, ctx, largest)
     rows = [tables.model_row(other, catalog.load(other)) for other in names]
     if largest is not None:
         rows = [row for row in rows if row["parameters"] <= largest]
@@ -86,17 +87,18 @@ def models(
     )
 
 
-def fitting_models(names: Sequence[str], gpu: str, ctx: str | None, largest: int | None) -> CommandAnswer:
+def fitting_models(names: Sequence[str], form: Form, ctx: str | None, largest: int | None) -> CommandAnswer:
     """How many of the models fit on the GPU, the largest, and a table of them."""
+    from kvplan.asked.form import FLAGS, flag_of
     from kvplan.core.units import parse_tokens
     from kvplan.planning.fitting import CONTEXT, fitting, machine_of
 
     if not names:
         raise UsageError("models", "no model matches", "relax NAME or --family")
     context = CONTEXT if ctx is None else parse_tokens(ctx, "--ctx")
-    count, machine = machine_of(gpu)
+    count, machine = machine_of(form)
     what = machine.name if count == 1 else f"{count} x {machine.name}"
-    plans = dict(fitting(names, gpu, context))
+    plans = dict(fitting(names, count, machine, context))
     shares = {plan.request.args.gpu_memory_utilization for plan in plans.values()} - {None}
     rows = [fitting_row(name, plan) for name, plan in plans.items()]
     rows = [row for row in rows if largest is None or row["parameters"] <= largest]
@@ -111,7 +113,9 @@ def fitting_models(names: Sequence[str], gpu: str, ctx: str | None, largest: int
         for row in rows
     ]
     table = Table.of(("model", "stored as", "parameters", "stored GB", "requests at once"), cells, left=2)
-    more = f"For one of them: kvplan estimate {rows[0]['name'] if rows else 'MODEL'} --gpu {gpu} --ctx {context}"
+    words = {key: value if isinstance(value, str) else ",".join(value) for key, value in form.values.items()}
+    options = "".join(f" {FLAGS.get(key, flag_of(key))} {text}" for key, text in words.items())
+    more = f"For one of them: kvplan estimate {rows[0]['name'] if rows else 'MODEL'}{options} --ctx {context}"
     more += "".join(f" --gpu-memory-utilization {share}" for share in shares)
     document: FittingDocument = {
         "schema": "kvplan/fitting@1", "gpu": what, "context": context, "of": len(names), "fitting": rows,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
+from kvplan.core.records import from_fields
 from kvplan.core.table import Table
 from kvplan.core.units import plural
+from kvplan.documents import offers as typed
+from kvplan.documents import plan as documents
 from kvplan.planning.plan import Plan, serve_command
 from kvplan.planning.users import num_gpus
 from kvplan.report.formats import CommandAnswer
@@ -17,8 +20,6 @@ from kvplan.report.slots_text import ENDS, rate_text
 from kvplan.servers.plans.plan import Rate
 
 if TYPE_CHECKING:
-    from kvplan.documents import offers as typed
-    from kvplan.documents import plan as documents
     from kvplan.planning.offers import Offer, Offers
 
 HEADERS = ("server", "serves", "holds", "tokens/s of one user", "remark")
@@ -49,24 +50,20 @@ def document(answer: Offers) -> typed.OffersDocument:
 
 def _offer(offer: Offer) -> typed.Offer:
     request = offer.request
-    return {
-        "server": offer.server,
-        "engine": request.release.label,
-        "gpu": request.gpu.name,
-        "num_gpus": request.args.num_gpus if offer.plan is None else num_gpus(offer.plan),
-        "serves": offer.serves,
-        "holds": offer.holds,
-        "users": offer.users,
-        "context": offer.context,
-        "alone": rate_document(offer.alone),
-        "together": rate_document(offer.together),
-        "remark": offer.remark,
-        "command": None if offer.plan is None else shlex.join(serve_command(offer.plan)),
-    }
+    return from_fields(
+        typed.Offer,
+        offer,
+        engine=request.release.label,
+        gpu=request.gpu.name,
+        num_gpus=request.args.num_gpus if offer.plan is None else num_gpus(offer.plan),
+        alone=rate_document(offer.alone),
+        together=rate_document(offer.together),
+        command=None if offer.plan is None else shlex.join(serve_command(offer.plan)),
+    )
 
 
 def rate_document(rate: Rate | None) -> documents.Rate | None:
-    return None if rate is None else {"low": rate.low, "likely": rate.likely, "high": rate.high}
+    return None if rate is None else from_fields(documents.Rate, rate)
 
 
 def _headline(answer: Offers) -> str:
@@ -82,13 +79,8 @@ def _headline(answer: Offers) -> str:
 
 
 def shapes(doc: typed.OffersDocument) -> CommandAnswer:
-    return CommandAnswer(
-        lambda _: lines(doc),
-        lambda: doc,
-        lambda: rows(doc),
-        lambda: page(doc),
-        servers=[offer["engine"] for offer in doc["offers"]],
-    )
+    servers = [offer["engine"] for offer in doc["offers"]]
+    return CommandAnswer.of(doc, lines, lambda _: doc, rows, page, servers=servers)
 
 
 def _table(doc: typed.OffersDocument) -> Table:
@@ -129,10 +121,9 @@ def lines(doc: typed.OffersDocument) -> list[Part]:
 
 def rows(doc: typed.OffersDocument) -> Table:
     names = ("server", "engine", "gpu", "num_gpus", "serves", "holds", "users", "context", "remark", "command")
-    figures: list[dict[str, Any]] = [dict(offer) for offer in doc["offers"]]
-    ends = [[rate and rate[end] for end in ENDS] for rate in (offer["alone"] for offer in doc["offers"])]
-    table = [[*(row[name] for name in names), *rate] for row, rate in zip(figures, ends, strict=True)]
-    return Table.of((*names, *(f"alone_{end}" for end in ENDS)), table)
+    ends = [f"alone.{end}" for end in ENDS]
+    table = Table.of_documents((*names, *ends), doc["offers"])
+    return Table.of((*names, *(end.replace(".", "_") for end in ends)), table.rows)
 
 
 def page(doc: typed.OffersDocument) -> list[Block]:

@@ -374,12 +374,7 @@ def chart(title: str, exprs: Mapping[str, str], unit: str, limit: float | None, 
         "datasource": source,
         "gridPos": {"x": x, "y": y, "w": 6, "h": 8},
         "fieldConfig": {
-            "defaults": {
-                "unit": unit,
-                "min": 0,
-                "custom": drawn,
-                "thresholds": {"mode": "absolute", "steps": steps},
-            },
+            "defaults": {"unit": unit, "min": 0, "custom": drawn, "thresholds": {"mode": "absolute", "steps": steps}},
             "overrides": [],
         },
         "targets": [

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice, repeat
 
 from kvplan.core.files import printable
 from kvplan.core.records import from_fields
-from kvplan.core.table import Markdown, Table, Value
+from kvplan.core.table import Markdown, Table
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.documents import recommendation as typed
 from kvplan.hardware.gpu import NODE_GPUS, gpu
@@ -685,59 +685,14 @@ def rows_table(doc: typed.RecommendationDocument) -> Table:
     """Placements, then those that hold no user with the reason; or a row per setting of given GPUs."""
     fit = doc["fit"]
     if fit is None:
-        failures = [failure_row(failure) for failure in doc["failures"]]
-        return _table(PLACEMENT_COLUMNS, [*map(placement_row, doc["placements"]), *failures])
-    settings = [answer_row(name, answer) for name, _, answer in fit_rows(fit)]
-    cures: list[dict[str, Value]] = [
+        return Table.of_documents(PLACEMENT_COLUMNS, [*map(placement_row, doc["placements"]), *doc["failures"]])
+    settings = [{**answer, **(answer["settings"] or {}), "setting": name} for name, _, answer in fit_rows(fit)]
+    cures = [
         {**placement_row(cure), "setting": "cure", "value": together(cure["needs"]), "holds": True}
         for cure in fit["cures"]
     ]
-    return _table(FIT_COLUMNS, [*settings, *cures])
+    return Table.of_documents(FIT_COLUMNS, [*settings, *cures])
 
 
-def _table(headers: Sequence[str], rows: Sequence[Mapping[str, Value]]) -> Table:
-    return Table.of(headers, ([row.get(name) for name in headers] for row in rows))
-
-
-def placement_row(placement: typed.Placement) -> dict[str, Value]:
-    return {
-        "gpu": placement["gpu"],
-        "num_gpus": placement["num_gpus"],
-        "tensor_parallel_size": placement["tensor_parallel_size"],
-        "pipeline_parallel_size": placement["pipeline_parallel_size"],
-        "replicas": placement["replicas"],
-        "users_low": placement["users_low"],
-        "users_likely": placement["users_likely"],
-        "total_memory": placement["total_memory"],
-        "price_per_hour": placement["price_per_hour"],
-        "price_per_user": placement["price_per_user"],
-        "changes": " + ".join(placement["changes"]),
-        **settings_row(placement),
-    }
-
-
-def settings_row(settings: typed.Settings) -> dict[str, Value]:
-    return {
-        "kv_dtype": settings["kv_dtype"],
-        "max_model_len": settings["max_model_len"],
-        "gpu_memory_utilization": settings["gpu_memory_utilization"],
-        "max_num_seqs": settings["max_num_seqs"],
-        "max_num_batched_tokens": settings["max_num_batched_tokens"],
-        "command": settings["command"],
-    }
-
-
-def failure_row(failure: typed.RecommendationFailure) -> dict[str, Value]:
-    return {"gpu": failure["gpu"], "num_gpus": failure["num_gpus"], "reason": failure["reason"]}
-
-
-def answer_row(setting: str, answer: typed.RecommendationAnswer) -> dict[str, Value]:
-    return {
-        "setting": setting,
-        "value": answer["value"],
-        "holds": answer["holds"],
-        "most_users": answer["most_users"],
-        "users_low": answer["users_low"],
-        "users_likely": answer["users_likely"],
-        **(settings_row(answer["settings"]) if answer["settings"] else {}),
-    }
+def placement_row(placement: typed.Placement) -> dict[str, object]:
+    return {**placement, "changes": " + ".join(placement["changes"])}

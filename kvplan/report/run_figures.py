@@ -17,16 +17,7 @@ from kvplan.core.table import text, words
 from kvplan.core.units import format_size
 from kvplan.measure.run_types import Sample
 from kvplan.report.run_data import ReportData, RunData
-from kvplan.report.run_record import (
-    Stage,
-    having,
-    memory_key,
-    num_groups,
-    number,
-    numbers,
-    reading,
-    usable_blocks,
-)
+from kvplan.report.run_record import Stage, having, memory_key, num_groups, number, numbers, reading, usable_blocks
 from kvplan.report.sheets import (
     HEX,
     NARROW,

@@ -15,46 +15,30 @@ from kvplan.report.run_record import Stage, number, numbers
 TIMELINE_ROWS = 40
 # Columns of a sample, in order, with their units.
 MEASURES = {
-    "device_used": "bytes",
-    "process_used": "bytes",
-    "torch_allocated": "bytes",
-    "torch_reserved": "bytes",
-    "rss": "bytes",
-    "num_used_blocks": "count",
-    "num_kv_tokens": "count",
-    "num_filled_slots": "count",
-    "num_requests_running": "count",
-    "num_requests_waiting": "count",
-    "num_preemptions": "count",
-    "prompt_tokens": "count",
-    "generation_tokens": "count",
-    "gpu_utilization": "share",
-    "power_w": "W",
-    "sm_clock_mhz": "MHz",
-    "memory_clock_mhz": "MHz",
-}
+    **dict.fromkeys(("device_used", "process_used", "torch_allocated", "torch_reserved", "rss"), "bytes"),
+    **dict.fromkeys(
+        (
+            "num_used_blocks", "num_kv_tokens", "num_filled_slots", "num_requests_running", "num_requests_waiting",
+            "num_preemptions", "prompt_tokens", "generation_tokens",
+        ),
+        "count",
+    ),
+    "gpu_utilization": "share", "power_w": "W", "sm_clock_mhz": "MHz", "memory_clock_mhz": "MHz",
+}  # fmt: skip
 ENGINE_PEAKS = ("num_used_blocks", "num_requests_running")  # those of PEAKS that the end of a step sets
 PEAKS = (
     "device_used", "process_used", "torch_allocated", "torch_reserved", "rss", "num_used_blocks",
     "num_requests_running", "power_w",
 )  # fmt: skip
+TOKENS = (
+    "prompt_tokens", "output_tokens", "longest", "shared_prefix", "block_size", "max_model_len",
+    "max_num_batched_tokens",
+)  # fmt: skip
 UNITS_OF_FACTS = {
-    "total": "bytes",
-    "host_memory": "bytes",
-    "duration_s": "s",
-    "gpu_memory_utilization": "share",
-    "prompt_tokens": "tokens",
-    "output_tokens": "tokens",
-    "longest": "tokens",
-    "shared_prefix": "tokens",
-    "block_size": "tokens",
-    "max_model_len": "tokens",
-    "max_num_batched_tokens": "tokens",
-    "max_num_seqs": "requests",
-    "num_requests": "requests",
-    "num_blocks": "blocks",
-    "max_blocks": "blocks",
-}
+    "total": "bytes", "host_memory": "bytes", "duration_s": "s", "gpu_memory_utilization": "share",
+    **dict.fromkeys(TOKENS, "tokens"),
+    "max_num_seqs": "requests", "num_requests": "requests", "num_blocks": "blocks", "max_blocks": "blocks",
+}  # fmt: skip
 FACT_NAMES = {"total": "memory_given", "longest": "longest_request", "load_format": "weights_from"}
 
 

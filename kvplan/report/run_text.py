@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from kvplan.core.records import from_fields
 from kvplan.core.table import FACTS, Markdown, Table, Value, as_objects, markdown_text
 from kvplan.documents.report import ReportDocument, RunObject
 from kvplan.report.formats import CommandAnswer
@@ -37,17 +38,9 @@ def report_document(data: ReportData) -> ReportDocument:
 
 
 def run_object(run: RunData) -> RunObject:
-    return {
-        "label": run.label,
-        "path": str(run.run.path),
-        "status": run.run.status,
-        "recovered": run.run.recovered,
-        "answer": run.answer,
-        "banner": run.banner,
-        "notes": list(run.notes),
-        "findings": run.findings,
-        "tables": {name: as_objects(table) for name, table in run.tables.items()},
-    }
+    tables = {name: as_objects(table) for name, table in run.tables.items()}
+    recorded = {"path": str(run.run.path), "status": run.run.status, "recovered": run.run.recovered}
+    return from_fields(RunObject, run, **recorded, notes=list(run.notes), tables=tables)
 
 
 def shared_tables(data: ReportData) -> list[Table]:

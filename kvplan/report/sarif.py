@@ -1,12 +1,12 @@
 """A judged policy as SARIF 2.1.0 (OASIS standard), the input format of code scanning."""
 
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from kvplan.core.files import printable
+from kvplan.core.git import release
 from kvplan.policy.result import RULES, CheckFailure, CheckResult, Finding
 from kvplan.report.github import repository_path
 
@@ -63,12 +63,8 @@ def _log(invocation: Document, results: list[Document]) -> Document:
 
 
 def _driver() -> Document:
-    from importlib.metadata import PackageNotFoundError, version
-
-    release: Document = {}
-    with suppress(PackageNotFoundError):  # run from a checkout
-        release = {"semanticVersion": version("kvplan")}
-    return {"name": "kvplan", **release, "rules": [_rule(name, *texts) for name, texts in RULES.items()]}
+    version: Document = {} if (number := release()) is None else {"semanticVersion": number}
+    return {"name": "kvplan", **version, "rules": [_rule(name, *texts) for name, texts in RULES.items()]}
 
 
 def _rule(name: str, code: str, promise: str) -> Document:

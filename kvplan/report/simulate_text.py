@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import dropwhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvplan.core.records import from_fields
 from kvplan.core.table import Markdown, Table, flattened, markdown_text, percent
@@ -19,7 +19,7 @@ from kvplan.report import formats
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bold
 from kvplan.simulate.outcome import SimulationAnswer, Variant
-from kvplan.simulate.records import Metric
+from kvplan.simulate.records import METRICS, Metric
 from kvplan.simulate.result import Result, Spread
 from kvplan.simulate.runs import Run
 from kvplan.simulate.slo import Kept
@@ -66,14 +66,8 @@ def load_rows(answer: SimulationAnswer) -> list[VariantRow]:
     return [
         row("running, mean / max", lambda run: f"{run.running_mean:,.1f} / {run.running_peak:,}"),
         row("waiting, mean / max", lambda run: f"{run.waiting_mean:,.1f} / {run.waiting_peak:,}"),
-        row(
-            "KV cache in use, mean / max",
-            lambda run: f"{percent(run.kv_usage_mean)} / {percent(run.kv_usage_peak)}",
-        ),
-        row(
-            "KV fragmentation (empty slots)",
-            lambda run: "-" if run.empty_slots is None else percent(run.empty_slots),
-        ),
+        row("KV cache in use, mean / max", lambda run: f"{percent(run.kv_usage_mean)} / {percent(run.kv_usage_peak)}"),
+        row("KV fragmentation (empty slots)", lambda run: "-" if run.empty_slots is None else percent(run.empty_slots)),
         row("prefix cache hits", lambda run: percent(run.hit_rate)),
         *tiers,
         row("preemptions", lambda run: f"{run.preemptions:,} ({percent(run.preempted / max(1, run.finished))})"),
@@ -165,14 +159,14 @@ def goodput(variant: Variant) -> float | None:
 
 def verdict_line(answer: SimulationAnswer) -> str:
     """The answer in a sentence: whether the targets are met, or without targets the latency."""
-    main = answer.variants[0]
-    if main.result.queue_grows and not any(outcome.verdict == "broken" for outcome in main.outcomes):
+    main, outcomes = answer.variants[0], answer.outcomes
+    if main.result.queue_grows and not any(outcome.verdict == "broken" for outcome in outcomes):
         return queue_grows(answer)
-    if not main.outcomes:
-        return figures_line(answer)
-    broken = [outcome for outcome in main.outcomes if outcome.verdict == "broken"]
-    close = [outcome for outcome in main.outcomes if outcome.verdict == "too close to call"]
-    named = ", ".join(promise_text(outcome) for outcome in broken or close or main.outcomes)
+    if not outcomes:
+        return bounds_line(answer) if answer.is_bounded else figures_line(answer)
+    broken = [outcome for outcome in outcomes if outcome.verdict == "broken"]
+    close = [outcome for outcome in outcomes if outcome.verdict == "too close to call"]
+    named = ", ".join(promise_text(outcome) for outcome in broken or close or outcomes)
     if broken:
         why = f" {queue_grows(answer)}" if main.result.queue_grows else ""
         return f"No: with {answer.how}, {named}.{best_load(answer, main)}{why}"
@@ -197,6 +191,9 @@ def best_load(answer: SimulationAnswer, main: Variant) -> str:
     if largest.keeps is None:
         return " No load tried meets the targets." if main.outcomes[0].verdict == "broken" else ""
     load = load_text(largest.keeps, users=answer.by_users)
+    worst = answer.variants[-1].largest
+    if answer.is_bounded and worst is not None and worst.keeps != largest.keeps:
+        load = f"{load_text(worst.keeps or 0.0, users=answer.by_users)} to {load}"
     return f" The targets are likely met up to {load} {'users' if answer.by_users else 'requests/s'}."
 
 
@@ -222,6 +219,23 @@ def figures_line(answer: SimulationAnswer) -> str:
     refused = run.rejected + run.failed
     lost = f"; {refused:,} of {run.num_requests:,} requests rejected" if refused else ""
     return f"With {answer.how}: {first}, {slowest}, {token}, {tokens}{lost}."
+
+
+def bounds_line(answer: SimulationAnswer) -> str:
+    """The figures from all drafts accepted to none."""
+    best, worst = (answer.variants[place].result for place in (0, -1))
+
+    def between(metric: Metric, share: str) -> str:
+        low, high = (getattr(run.times[metric], share) for run in (best, worst))
+        return span(answer.ranges.time(metric, low)[0], answer.ranges.time(metric, high)[1])
+
+    low, _ = rate_range(answer, worst, worst.output_tokens_per_s)
+    _, high = rate_range(answer, best, best.output_tokens_per_s)
+    tokens = f"{low:,.0f}" if f"{low:,.0f}" == f"{high:,.0f}" else f"{low:,.0f}-{high:,.0f}"
+    return (
+        f"With {answer.how}: TTFT p50 {between('ttft', 'p50')}, p99 {between('ttft', 'p99')}, "
+        f"TPOT p50 {between('tpot', 'p50')}, {tokens} output tokens/s."
+    )
 
 
 def ranged(value: float, low: float, high: float) -> str:
@@ -337,24 +351,13 @@ def lines(answer: SimulationAnswer) -> list[Part]:
 
 
 def shapes(answer: SimulationAnswer, figures: Callable[[], Sequence[Figure]] = tuple) -> formats.CommandAnswer:
-    return formats.CommandAnswer(
-        lambda _: lines(answer),
-        lambda: document(answer),
-        lambda: metrics_table(answer),
-        lambda: page(answer),
-        figures,
-        [answer.plan.request.release.label],
-    )
+    servers = [answer.plan.request.release.label]
+    return formats.CommandAnswer.of(answer, lines, document, metrics_table, page, lambda _: figures(), servers)
 
 
 def page(answer: SimulationAnswer) -> list[Block]:
     below = "\n".join(f"{name}: {markdown_text(text)}  " for name, text in facts(answer))
-    return [
-        bold(verdict_line(answer)),
-        title(answer),
-        figures_table(answer),
-        Markdown(below),
-    ]
+    return [bold(verdict_line(answer)), title(answer), figures_table(answer), Markdown(below)]
 
 
 def metrics_table(answer: SimulationAnswer) -> Table:
@@ -403,58 +406,34 @@ def result_document(answer: SimulationAnswer, variant: Variant) -> typed.Variant
         "requests": from_fields(typed.Requests, run, arrived=run.num_requests, good=variant.good),
         "seconds": run.seconds,
         "steps": run.steps,
-        "times": {
-            "ttft": _spread(answer, "ttft", run),
-            "tpot": _spread(answer, "tpot", run),
-            "queue": _spread(answer, "queue", run),
-            "latency": _spread(answer, "latency", run),
-        },
+        "times": cast("typed.Times", {metric: _spread(answer, metric, run) for metric in METRICS}),
         "running": {"mean": run.running_mean, "peak": run.running_peak},
         "waiting": {"mean": run.waiting_mean, "peak": run.waiting_peak},
         "kv_usage": {"mean": run.kv_usage_mean, "peak": run.kv_usage_peak},
         "empty_slots": run.empty_slots,
         "preemptions": run.preemptions,
-        "prefix_cache": {
-            "hit_rate": run.hit_rate,
-            "hit_tokens": run.hit_tokens,
-            "looked_up": run.looked_up_tokens,
-        },
-        "tiers": [{"name": tier.name, "hit_rate": tier.hit_rate, "hit_tokens": tier.hit_tokens} for tier in run.tiers],
+        "prefix_cache": from_fields(typed.PrefixCache, run, looked_up=run.looked_up_tokens),
+        "tiers": [from_fields(typed.Tier, tier) for tier in run.tiers],
         "ttft_saved": ttft_saved(answer, variant),
-        "throughput": {
-            "requests_per_s": run.requests_per_s,
-            "output_tokens_per_s": run.output_tokens_per_s,
-            "prompt_tokens_per_s": run.prompt_tokens_per_s,
-            "requests_per_s_range": list(rate_range(answer, run, run.requests_per_s)),
-            "goodput_per_s": goodput(variant),
-            "output_tokens_per_s_range": list(rate_range(answer, run, run.output_tokens_per_s)),
-        },
+        "throughput": from_fields(
+            typed.Throughput,
+            run,
+            requests_per_s_range=list(rate_range(answer, run, run.requests_per_s)),
+            goodput_per_s=goodput(variant),
+            output_tokens_per_s_range=list(rate_range(answer, run, run.output_tokens_per_s)),
+        ),
         "slo": [
-            from_fields(
-                typed.Slo,
-                outcome,
-                promise=outcome.promise.name,
-                limit=outcome.promise.limit,
-                kept=outcome.is_kept,
-            )
-            for outcome in variant.outcomes
+            from_fields(typed.Slo, kept, promise=kept.promise.name, limit=kept.promise.limit, kept=kept.is_kept)
+            for kept in variant.outcomes
         ],
         "largest": None if largest is None else from_fields(typed.Largest, largest),
     }
 
 
 def _spread(answer: SimulationAnswer, metric: Metric, run: Result) -> typed.Spread:
-    times, ranges = run.times[metric], answer.ranges
-    return {
-        "mean": times.mean,
-        "p50": times.p50,
-        "p90": times.p90,
-        "p99": times.p99,
-        "mean_range": list(ranges.time(metric, times.mean)),
-        "p50_range": list(ranges.time(metric, times.p50)),
-        "p90_range": list(ranges.time(metric, times.p90)),
-        "p99_range": list(ranges.time(metric, times.p99)),
-    }
+    times, names = run.times[metric], ("mean", "p50", "p90", "p99")
+    ends = {f"{name}_range": list(answer.ranges.time(metric, getattr(times, name))) for name in names}
+    return from_fields(typed.Spread, times, **ends)
 
 
 def timeline_table(runs: Sequence[tuple[int, Run]]) -> Table:

@@ -76,13 +76,8 @@ def json_rows(rows: Iterable[SweepRow], *, first: bool) -> str:
 
 
 def json_tail(tally: Tally, alike: int = 0) -> str:
-    counts = {
-        "combinations": tally.combinations,
-        "fitting": tally.fitting,
-        "short": tally.short,
-        "impossible": tally.impossible,
-        "alike": alike,
-    }
+    names = ("combinations", "fitting", "short", "impossible")
+    counts = {name: getattr(tally, name) for name in names} | {"alike": alike}
     return "\n], " + json.dumps(counts)[1:] + "\n"
 
 

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
 import jinja2
 
+from kvplan.core.git import release
 from kvplan.core.units import UNIT_GAP
 from kvplan.report.page import COMMAND
 
@@ -52,10 +52,7 @@ def source_of(name: str) -> str:
 
 @cache
 def kvplan_version() -> str:
-    try:
-        return version("kvplan")
-    except PackageNotFoundError:
-        return "(not installed)"
+    return release() or "(not installed)"
 
 
 def unbroken(sentence: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from kvplan.core.table import Markdown, Table, Value, markdown_text
+from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.core.units import GIB, format_gib, format_size, plural
 from kvplan.documents.artifact import plan_document
 from kvplan.planning.explain import explain as explained
@@ -34,84 +34,35 @@ from kvplan.report.console import (
 )
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.page import Block, block_text, bold, bullets, code, folded
-from kvplan.servers.plans.plan import budget_sizes
+from kvplan.servers.plans.plan import BUDGET_ROWS
 
 if TYPE_CHECKING:
     from kvplan.documents.plan import PlanDocument
 
 
-REQUEST_COLUMNS: Final = (
-    "fixed", "windows", "decoding", "growth_blocks", "growth_tokens", "slots", "num_slots", "most_requests"
+# Columns of a plan's row of CSV: paths of the JSON document; new ones are only added at the end.
+COLUMNS: Final = (
+    "inputs.model.name", "inputs.model.id", "inputs.engine", "inputs.gpu.name", "inputs.num_gpus",
+    "inputs.args.tensor_parallel_size", "inputs.args.pipeline_parallel_size", "inputs.args.data_parallel_size",
+    "inputs.settings.max_model_len", "inputs.settings.dtype", "inputs.settings.gpu_memory_utilization",
+    "inputs.settings.max_num_seqs", "inputs.settings.max_num_batched_tokens", "fits", "deficit", "memory.total",
+    "memory.budget", "memory.weights", *(f"memory.{name}" for name in BUDGET_ROWS), "memory.kv_cache", "memory.unused",
+    "memory.unused_detail.context", "memory.unused_detail.outside_budget", "memory.unused_detail.slack",
+    "memory.load_peak", "kv.dtype", "kv.bytes_per_token", "kv.bytes_per_request", "kv.state_bytes_per_request",
+    "kv.block_size", "kv.bytes_per_block", "kv.blocks_per_request", "kv.num_blocks", "kv.tokens", "concurrency.max",
+    "concurrency.low", "concurrency.high", "concurrency.replicas", "parameters.total", "parameters.active",
+    "flags.command", "concurrency.users", "concurrency.users_low", "concurrency.users_high", "concurrency.pool_users",
+    "memory.missing", "memory.unused_detail.over_budget", "memory.unused_detail.over_gpu", "host_memory.kv_offloading",
+    "host_memory.users", "memory.draft_weights", "host_memory.weights", "host_memory.kv_transfer",
+    "host_memory.adapters", "host_memory.total", "kv.request.fixed", "kv.request.windows", "kv.request.decoding",
+    "kv.request.growth_blocks", "kv.request.growth_tokens", "kv.request.slots", "kv.request.num_slots",
+    "kv.request.most_requests",
 )  # fmt: skip
-
-
-def plan_cells(doc: PlanDocument) -> dict[str, Value]:
-    """A plan's row of CSV. Columns are paths of the JSON document; new ones are only added at the end."""
-    inputs, memory, kv, concurrency = doc["inputs"], doc["memory"], doc["kv"], doc["concurrency"]
-    args, settings, unused = inputs["args"], inputs["settings"], memory["unused_detail"]
-    rows = {"weights": memory["weights"], **budget_sizes(memory), "kv_cache": memory["kv_cache"]}
-    return {
-        "inputs.model.name": inputs["model"]["name"],
-        "inputs.model.id": inputs["model"]["id"],
-        "inputs.engine": inputs["engine"],
-        "inputs.gpu.name": inputs["gpu"]["name"],
-        "inputs.num_gpus": inputs["num_gpus"],
-        "inputs.args.tensor_parallel_size": args["tensor_parallel_size"],
-        "inputs.args.pipeline_parallel_size": args["pipeline_parallel_size"],
-        "inputs.args.data_parallel_size": args["data_parallel_size"],
-        "inputs.settings.max_model_len": settings["max_model_len"],
-        "inputs.settings.dtype": settings["dtype"],
-        "inputs.settings.gpu_memory_utilization": settings["gpu_memory_utilization"],
-        "inputs.settings.max_num_seqs": settings["max_num_seqs"],
-        "inputs.settings.max_num_batched_tokens": settings["max_num_batched_tokens"],
-        "fits": doc["fits"],
-        "deficit": doc["deficit"],
-        "memory.total": memory["total"],
-        "memory.budget": memory["budget"],
-        **{f"memory.{name}": size for name, size in rows.items()},
-        "memory.unused": memory["unused"],
-        "memory.unused_detail.context": unused["context"],
-        "memory.unused_detail.outside_budget": unused["outside_budget"],
-        "memory.unused_detail.slack": unused["slack"],
-        "memory.load_peak": memory["load_peak"],
-        "kv.dtype": kv["dtype"],
-        "kv.bytes_per_token": kv["bytes_per_token"],
-        "kv.bytes_per_request": kv["bytes_per_request"],
-        "kv.state_bytes_per_request": kv["state_bytes_per_request"],
-        "kv.block_size": kv["block_size"],
-        "kv.bytes_per_block": kv["bytes_per_block"],
-        "kv.blocks_per_request": kv["blocks_per_request"],
-        "kv.num_blocks": kv["num_blocks"],
-        "kv.tokens": kv["tokens"],
-        "concurrency.max": concurrency["max"],
-        "concurrency.low": concurrency["low"],
-        "concurrency.high": concurrency["high"],
-        "concurrency.replicas": concurrency["replicas"],
-        "parameters.total": doc["parameters"]["total"],
-        "parameters.active": doc["parameters"]["active"],
-        "flags.command": doc["flags"]["command"],
-        "concurrency.users": concurrency["users"],
-        "concurrency.users_low": concurrency["users_low"],
-        "concurrency.users_high": concurrency["users_high"],
-        "concurrency.pool_users": concurrency["pool_users"],
-        "memory.missing": memory["missing"],
-        "memory.unused_detail.over_budget": unused["over_budget"],
-        "memory.unused_detail.over_gpu": unused["over_gpu"],
-        "host_memory.kv_offloading": doc["host_memory"]["kv_offloading"],
-        "host_memory.users": doc["host_memory"]["users"],
-        "memory.draft_weights": memory["draft_weights"],
-        "host_memory.weights": doc["host_memory"]["weights"],
-        "host_memory.kv_transfer": doc["host_memory"]["kv_transfer"],
-        "host_memory.adapters": doc["host_memory"]["adapters"],
-        "host_memory.total": doc["host_memory"]["total"],
-        **{f"kv.request.{name}": None if kv["request"] is None else kv["request"][name] for name in REQUEST_COLUMNS},
-    }
 
 
 def plans_table(plans: Sequence[Plan]) -> Table:
     """One row per plan."""
-    rows = [plan_cells(plan_document(plan)) for plan in plans]
-    return Table.of(tuple(rows[0]), (tuple(row.values()) for row in rows))
+    return Table.of_documents(COLUMNS, map(plan_document, plans))
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ import shlex
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from kvplan.core.files import printable
+from kvplan.core.records import from_fields
 from kvplan.core.table import Table, percent
 from kvplan.core.units import plural
+from kvplan.documents import timed as typed
 from kvplan.planning.plan import Request, serve_command
 from kvplan.planning.users import num_gpus
 from kvplan.report import buying
@@ -20,7 +22,6 @@ from kvplan.report.simulate_text import duration, rate_text, span
 from kvplan.simulate.ranges import coverage_remark, unseen_remark
 
 if TYPE_CHECKING:
-    from kvplan.documents import timed as typed
     from kvplan.simulate.placing import Candidate, Demand, Placed, Timed
     from kvplan.simulate.slo import Kept
 
@@ -58,9 +59,7 @@ def document(
         },
         "placements": [placement_document(placement, demand) for placement in placed.timed],
         "bounded": [bounded_document(candidate, demand.spare) for candidate in placed.bounded],
-        "failures": [
-            {"gpu": failure.gpu, "num_gpus": failure.num_gpus, "reason": failure.reason} for failure in placed.missed
-        ],
+        "failures": [from_fields(typed.TimedFailure, failure) for failure in placed.missed],
         "shares_experts": shares_experts,
         "unseen": sorted({what for placement in placed.timed for what in placement.ranges.unseen}),
         "coverage": sorted({placement.ranges.coverage for placement in placed.timed}),
@@ -101,13 +100,7 @@ def sum_of(placement: Timed) -> float:
 
 
 def target_document(outcome: Kept) -> typed.Target:
-    return {
-        "promise": outcome.promise.name,
-        "limit": outcome.promise.limit,
-        "value": outcome.value,
-        "low": outcome.low,
-        "high": outcome.high,
-    }
+    return from_fields(typed.Target, outcome, promise=outcome.promise.name, limit=outcome.promise.limit)
 
 
 def bounded_document(candidate: Candidate, spare: int) -> typed.Bounded:
@@ -309,18 +302,9 @@ def cost_bars(doc: typed.TimedRecommendationDocument, limit: int) -> list[Figure
 
 
 Column = Literal[
-    "gpu",
-    "servers",
-    "spare",
-    "num_gpus",
-    "tensor_parallel_size",
-    "price_per_hour",
-    "price_per_million_output_tokens",
-    "output_tokens_per_s",
-    "server_output_tokens_per_s",
-    "kv_usage_peak",
-    "command",
-]
+    "gpu", "servers", "spare", "num_gpus", "tensor_parallel_size", "price_per_hour", "price_per_million_output_tokens",
+    "output_tokens_per_s", "server_output_tokens_per_s", "kv_usage_peak", "command",
+]  # fmt: skip
 COLUMNS: Final[tuple[Column, ...]] = get_args(Column)
 ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
 

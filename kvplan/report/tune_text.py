@@ -352,20 +352,9 @@ def served_bars(doc: typed.TuneDocument, limit: int) -> list[Figure]:
 
 
 Column = Literal[
-    "servers",
-    "tensor_parallel_size",
-    "requests_per_s",
-    "low",
-    "high",
-    "output_tokens_per_s",
-    "closed_form_requests_per_s",
-    "running_peak",
-    "kv_usage_peak",
-    "preemptions",
-    "on_front",
-    "is_default",
-    "command",
-]
+    "servers", "tensor_parallel_size", "requests_per_s", "low", "high", "output_tokens_per_s",
+    "closed_form_requests_per_s", "running_peak", "kv_usage_peak", "preemptions", "on_front", "is_default", "command",
+]  # fmt: skip
 COLUMNS: Final[tuple[Column, ...]] = get_args(Column)
 
 

@@ -331,7 +331,10 @@ class Api:
         return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(self._model(self._intake.model(request.path_params["name"])))
+        name, face = request.path_params["name"], self.served.face
+        if face is not None and name not in (*self.served.names, *self.served.adapters):
+            return JSONResponse(face.unknown_model(name[:200]), status_code=404)
+        return JSONResponse(self._model(self._intake.model(name)))
 
     def _model(self, name: str) -> dict[str, Any]:
         path = self.served.adapters.get(name)  # an adapter's card matches vLLM's

@@ -183,10 +183,7 @@ TOKENIZE: Final = {
     "chat_template_kwargs": Field("object"),
     "return_token_strs": Field("boolean", False),
 }
-DETOKENIZE: Final = {
-    "model": Field("string"),
-    "tokens": Field("integers", required=True),
-}
+DETOKENIZE: Final = {"model": Field("string"), "tokens": Field("integers", required=True)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from re import _constants as codes  # type: ignore[attr-defined] # the parser behind `re`
 from re import _parser as patterns  # type: ignore[attr-defined]
@@ -36,8 +37,22 @@ class UnfilledError(Exception):
     """A schema that no value is known for."""
 
 
-def text_of(constraint: Constraint, param: str) -> str:
-    """Return a text that a constraint of this field allows; raise ApiError where none is known."""
+class UnreadableError(UnfilledError):
+    """A schema that says nothing: a real server does not compile it either."""
+
+
+def unreadable(kind: str, why: str) -> str:
+    """Return vLLM 0.33's error for a constraint that does not compile, or without a kind for a text that is no JSON
+    (sampling_params.py, v1/structured_output/backend_guidance.py).
+    """
+    return f"Grammar error: {why}" if kind else "Invalid JSON grammar specification."
+
+
+def text_of(constraint: Constraint, param: str, words: Callable[[str, str], str] = unreadable) -> str:
+    """Return a text that a constraint of this field allows; raise ApiError where none is known.
+
+    words  the server's error for a constraint of a kind that cannot be read
+    """
     try:
         match constraint.kind:
             case "json":
@@ -50,8 +65,12 @@ def text_of(constraint: Constraint, param: str) -> str:
                 raise UnfilledError("a simulated server writes no text of a grammar")
             case _:
                 assert_never(constraint.kind)
+    except (UnreadableError, json.JSONDecodeError, re.error) as error:
+        kind = "" if isinstance(error, json.JSONDecodeError) else constraint.kind
+        raise ApiError(words(kind, str(error)[:120]), param=param) from error
     except Exception as error:  # a schema can be anything
-        problem = f"{param}: no value is known for the schema ({str(error)[:120] or type(error).__name__})"
+        what = {"json": "schema", "regex": "expression"}.get(constraint.kind, constraint.kind)
+        problem = f"{param}: no value is known for the {what} ({str(error)[:120] or type(error).__name__})"
         raise ApiError(f"{problem}; simplify it", param=param) from error
 
 
@@ -89,7 +108,7 @@ class Document:
             case "null":
                 return None
             case kind:
-                raise UnfilledError(f"type {kind!r:.40}")
+                raise UnreadableError(f"unknown type {kind!r:.40}")
 
     def _merged(self, schema: Any, depth: int) -> dict[str, Any]:
         """Return a schema with what it refers to, all of allOf, and the first of anyOf and oneOf that can be filled."""

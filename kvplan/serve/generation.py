@@ -227,16 +227,19 @@ def check_count(num_prompts: int, n: int) -> None:
 def started(worker: Worker, limits: Limits, prepared: "Prepared", adapter: str | None = None) -> Generation:
     """Submit a request's jobs to the worker; raise ApiError (503) if its queue is full."""
     values = prepared.values
-    check_admission(worker, limits, sum(map(len, prepared.params)))
+    name, num = values.get("rid"), sum(map(len, prepared.params))
+    check_admission(worker, limits, num)
     pieces, jobs = Mailbox(), list[Job]()
-    name = values.get("rid") or f"{prepared.shape.prefix}-{getrandbits(128):032x}".removeprefix("-")
-    if f"{name}-0" in worker.jobs:
-        raise ApiError(f"Duplicate request ID detected: {name[:80]}")
+    if not isinstance(name, list):  # of each prompt
+        name = name or f"{prepared.shape.prefix}-{getrandbits(128):032x}".removeprefix("-")
+        name = [f"{name}-{index}" for index in range(num)]
+    if twice := next((own for own in name if own in worker.jobs), None):
+        raise ApiError(f"Duplicate request ID detected: {twice.removesuffix('-0')[:80]}")
     for prompt, params_of_prompt in zip(prepared.prompts, prepared.params, strict=True):
         group = Group(len(params_of_prompt))
         for params in params_of_prompt:
             index, priority, salt = len(jobs), values["priority"], values["cache_salt"]
-            job = Job(f"{name}-{index}", prompt, params, pieces, index, group, priority, salt, adapter)
+            job = Job(name[index], prompt, params, pieces, index, group, priority, salt, adapter)
             job.simulated, job.times.arrived = prepared.simulated, worker.now()
             job.is_streamed = bool(values["stream"])
             jobs.append(job)

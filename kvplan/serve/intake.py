@@ -21,7 +21,7 @@ from kvplan.serve.bodies import parsed
 from kvplan.serve.chat import ChatTemplate, messages_of
 from kvplan.serve.faults import Faults
 from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, Door, read
-from kvplan.serve.filler import text_of
+from kvplan.serve.filler import text_of, unreadable
 from kvplan.serve.generation import (
     Limits,
     check_chars,
@@ -170,7 +170,7 @@ class Intake:
         prompts, is_batch = native.prompts_and_batch(
             stated, lambda text: self._tokens(text, special=True, param="text")
         )
-        several = [native.checked_values(body, door) for body in bodies]
+        several = [native.checked_values(body, face, door) for body in bodies]
         native.check_several(several, len(prompts))
         several *= len(prompts) if len(several) == 1 else 1
         num_top = native.of_prompt(stated["top_logprobs_num"], 0, "top_logprobs_num")
@@ -178,14 +178,18 @@ class Intake:
         start = native.of_prompt(stated["logprob_start_len"], -1, "logprob_start_len") if with_logprobs else -1
         text_of = self._texts(several[0]) if stated["return_text_in_logprobs"] else None
         is_list = is_batch or several[0]["n"] > 1
-        shape = native.NativeShape(face, is_list, start, num_top if with_logprobs else None, text_of)
+        empty = [values["max_tokens"] == 0 for values in several for _ in range(values["n"])]
+        shape = native.NativeShape(face, is_list, start, num_top if with_logprobs else None, text_of, empty)
         params, logprobs = [], num_top if with_logprobs else None
         for values, prompt in zip(several, prompts, strict=True):
             values["prompt_logprobs"] = num_top if start >= 0 else None
-            limits = self._lengths([prompt], values["max_tokens"], "input_ids")
+            limits = self._lengths([prompt], 1 if values["max_tokens"] == 0 else values["max_tokens"], "input_ids")
             own = self._prepared("", values, [prompt], limits, logprobs, shape)
             params += own.params
-        rid = stated["rid"] if isinstance(stated["rid"], str) else None
+        try:
+            rid = None if several[0]["n"] > 1 else face.request_ids(stated["rid"], len(prompts), is_batch=is_batch)
+        except ValueError as error:
+            raise ApiError(str(error), param="rid") from error
         values = several[0] | {"stream": bool(stated["stream"]), "stream_options": None, "rid": rid}
         simulated = own.simulated and replace(own.simulated, is_whole=not stated["stream"])
         return Prepared(self._served.names[0], values, prompts, params, shape, simulated)
@@ -347,7 +351,9 @@ class Intake:
             self._served.door.note("kv_transfer_params", "accepted without effect; see --kv-transfer-config")
         is_whole, answer = not values["stream"], None
         if constraint is not None:
-            answer = tuple(encode(self._tokenizer, text_of(constraint, param), special=False, param=param))
+            face = self._served.face
+            text = text_of(constraint, param, unreadable if face is None else face.unreadable)
+            answer = tuple(encode(self._tokenizer, text, special=False, param=param))
         return Simulated(answer, is_whole=is_whole, transfer=transfer)
 
 

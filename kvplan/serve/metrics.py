@@ -36,11 +36,6 @@ REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 LIMITS: Final = ("max_num_queued_reqs", "max_num_queued_tokens")
 SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
 CACHES: Final = ("device", "host", "p2p", "disk", "external_unspecified")
-ESTIMATES: Final = {
-    "flops": "floating point operations per GPU",
-    "read_bytes": "bytes read from memory per GPU",
-    "write_bytes": "bytes written to memory per GPU",
-}
 SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
 REQUEST_S: Final = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
@@ -65,6 +60,73 @@ NIXL_COUNTS: Final = {
     "notifications_after_expiry": "Number of notifications for requests that were no longer kept.",
 }
 TRANSFER_BYTES: Final = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
+
+Labels = tuple[str, tuple[str, ...]]  # a label of a family beside the server's, and its values
+PLAIN: Final[Labels] = ("", ("",))
+# Families in the order of the page: name -> (text, label).
+GAUGES: Final[Mapping[str, tuple[str, Labels]]] = {
+    "num_requests_running": ("Number of requests in model execution batches.", PLAIN),
+    "num_requests_waiting": ("Number of requests waiting to be processed.", PLAIN),
+    "num_requests_waiting_by_reason": (
+        "Number of waiting requests by reason.", ("reason", ("capacity", "deferred"))
+    ),
+    "kv_cache_usage_perc": ("KV-cache usage. 1 means 100 percent usage.", PLAIN),
+    "engine_sleep_state": (
+        "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
+        "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
+        ("sleep_state", SLEEP_STATES),
+    ),
+}  # fmt: skip
+EXTERNAL: Final = "External prefix cache {} from KV connector cross-instance cache sharing, in terms of number of {}."
+ESTIMATED: Final = (
+    "Estimated number of {} (for Model Flops Utilization calculations)."  # 0 without --enable-mfu-metrics
+)
+COUNTERS: Final[Mapping[str, tuple[str, Labels]]] = {
+    "prefix_cache_queries": ("Prefix cache queries, in terms of number of queried tokens.", PLAIN),
+    "prefix_cache_hits": ("Prefix cache hits, in terms of number of cached tokens.", PLAIN),
+    "num_preemptions": ("Cumulative number of preemption from the engine.", PLAIN),
+    "prompt_tokens": ("Number of prefill tokens processed.", PLAIN),
+    "prompt_tokens_by_source": ("Number of prompt tokens by source.", ("source", SOURCES)),
+    "prompt_tokens_cached": ("Number of cached prompt tokens (local + external).", PLAIN),
+    "prompt_tokens_cached_by_source": (
+        "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), host (offloaded to DRAM), "
+        "disk, p2p (transferred from another vLLM instance) or external_unspecified. Counted at admission; sums to "
+        "vllm:prefix_cache_hits + vllm:external_prefix_cache_hits.",
+        ("source", CACHES),
+    ),
+    "external_prefix_cache_queries": (EXTERNAL.format("queries", "queried tokens"), PLAIN),
+    "external_prefix_cache_hits": (EXTERNAL.format("hits", "cached tokens"), PLAIN),
+    # of images: a text model has none
+    "mm_cache_queries": ("Multi-modal cache queries, in terms of number of queried items.", PLAIN),
+    "mm_cache_hits": ("Multi-modal cache hits, in terms of number of cached items.", PLAIN),
+    "estimated_flops_per_gpu": (ESTIMATED.format("floating point operations per GPU"), PLAIN),
+    "estimated_read_bytes_per_gpu": (ESTIMATED.format("bytes read from memory per GPU"), PLAIN),
+    "estimated_write_bytes_per_gpu": (ESTIMATED.format("bytes written to memory per GPU"), PLAIN),
+    "generation_tokens": ("Number of generation tokens processed.", PLAIN),
+    "request_success": ("Count of successfully processed requests.", ("finished_reason", REASONS)),
+}  # fmt: skip
+PHASE: Final = "Histogram of time spent in {} phase for request."
+# Name -> (text, buckets); None: those of tokens up to the context.
+HISTOGRAMS: Final[Mapping[str, tuple[str, tuple[float, ...] | None]]] = {
+    "request_prompt_tokens": ("Number of prefill tokens processed.", None),
+    "request_generation_tokens": ("Number of generation tokens processed.", None),
+    "iteration_tokens_total": ("Histogram of number of tokens per engine_step.", STEP_TOKENS),
+    "request_max_num_generation_tokens": ("Histogram of maximum number of requested generation tokens.", None),
+    "request_params_n": ("Histogram of the n request parameter.", ANSWERS),
+    "request_params_max_tokens": ("Histogram of the max_tokens request parameter.", None),
+    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", FIRST_TOKEN_S),
+    "inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", TOKEN_S),
+    "request_time_per_output_token_seconds": ("Histogram of time_per_output_token_seconds per request.", TOKEN_S),
+    "e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", REQUEST_S),
+    "request_queue_time_seconds": (PHASE.format("WAITING"), REQUEST_S),
+    "request_inference_time_seconds": (PHASE.format("RUNNING"), REQUEST_S),
+    "request_prefill_time_seconds": (PHASE.format("PREFILL"), REQUEST_S),
+    "request_decode_time_seconds": (PHASE.format("DECODE"), REQUEST_S),
+    "request_num_preemptions": ("Histogram of the number of times a request was preempted.", PREEMPTIONS),
+    "request_prefill_kv_computed_tokens": (
+        "Histogram of new KV tokens computed during prefill (excluding cached tokens).", None
+    ),
+}  # fmt: skip
 
 
 def steps_125(limit: int) -> tuple[int, ...]:
@@ -117,20 +179,27 @@ class ServerMetrics:
         PlatformCollector(self.registry)
         ProcessCollector(registry=self.registry)
         self._labels = {"model_name": model_name, "engine": str(rank)}
-        self._max_model_len = max_model_len
         self._step_tokens = 0
         self._drafts = self._speculation(num_drafts)
         self._counts = (0,) * (3 + len(self._drafts))  # the scheduler's, as far as they are reported
         self._now = (0, 0, 0, 0.0)  # requests that run, wait and are deferred, and the use of blocks
         self.last_error, self._loaded_from = "", "host"
-        self._levels()
-        self._counters(model_name)
+        self._gauges = {name: self._family(Gauge, name, *row) for name, row in GAUGES.items()}
+        self.sleeping(None)
+        self._counts_of = {name: self._family(Counter, name, *row) for name, row in COUNTERS.items()}
+        text = "Number of admission attempts rejected by a queue limit, by reason."
+        rejections = Counter("vllm:admission_rejections", text, ("model_name", "reason"), registry=self.registry)
+        self._rejections = {limit: rejections.labels(model_name=model_name, reason=limit) for limit in LIMITS}
         self._offload: OffloadMetrics | TransferMetrics | None = None
         if tiers is not None:
             is_host = hasattr(tiers, "host")
             self._offload = OffloadMetrics(self, tiers) if is_host else TransferMetrics(self, tiers)  # type: ignore[arg-type]
             self._loaded_from = "host" if is_host else "p2p"
-        self._histograms()
+        tokens = steps_125(max_model_len)
+        self._times = {
+            name: self._histogram(name, text, tokens if buckets is None else buckets)
+            for name, (text, buckets) in HISTOGRAMS.items()
+        }
         info = Gauge(
             "vllm:cache_config_info",
             "Information of the LLMEngine CacheConfig",
@@ -149,6 +218,12 @@ class ServerMetrics:
             for name, why in fallbacks.items():
                 replaced.labels(name, why).set(1)
 
+    @property
+    def external(self) -> tuple[Counter, Counter]:
+        """Queries and hits of the prefixes that are kept elsewhere."""
+        queries, hits = (self._counts_of[f"external_prefix_cache_{name}"][""] for name in ("queries", "hits"))
+        return queries, hits
+
     def _start(self, log: ServerLog) -> None:
         """State the arguments and the figures of the start, as in its log: `kvplan reconcile --metrics` reads them."""
         arguments = {START_SERVER: log.engine, **log.flags}
@@ -160,47 +235,23 @@ class ServerMetrics:
             value = reading.value if FACTS[reading.fact] in NUMBERS else 1
             figures.labels(reading.fact, reading.rank, reading.text).set(value)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"vllm:{name}", text, tuple(self._labels), registry=self.registry).labels(**self._labels)
+    def _family(self, kind: Any, name: str, text: str, label: Labels = PLAIN) -> dict[str, Any]:
+        """A family's metrics by the value of its label."""
+        own, values = label
+        family = kind(f"vllm:{name}", text, (*self._labels, *filter(None, [own])), registry=self.registry)
+        return {value: family.labels(**self._labels, **({own: value} if own else {})) for value in values}
 
-    def _counter(self, name: str, text: str, label: str = "", values: tuple[str, ...] = ()) -> dict[str, Counter]:
-        names = (*self._labels, label) if label else tuple(self._labels)
-        counter = Counter(f"vllm:{name}", text, names, registry=self.registry)
-        if not label:
-            return {"": counter.labels(**self._labels)}
-        return {value: counter.labels(**self._labels, **{label: value}) for value in values}
+    def _counter(self, name: str, text: str) -> Counter:
+        return self._family(Counter, name, text)[""]
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> "Several":
         histogram = Several(f"vllm:{name}", text, tuple(self._labels), buckets=buckets, registry=self.registry)
         return histogram.labels(**self._labels)
 
-    def _levels(self) -> None:
-        self._running = self._gauge("num_requests_running", "Number of requests in model execution batches.")
-        self._waiting = self._gauge("num_requests_waiting", "Number of requests waiting to be processed.")
-        by_reason = Gauge(
-            "vllm:num_requests_waiting_by_reason",
-            "Number of waiting requests by reason.",
-            (*self._labels, "reason"),
-            registry=self.registry,
-        )
-        self._for_capacity = by_reason.labels(**self._labels, reason="capacity")
-        self._deferred = by_reason.labels(**self._labels, reason="deferred")
-        self._usage = self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
-
-        states = Gauge(
-            "vllm:engine_sleep_state",
-            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
-            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
-            (*self._labels, "sleep_state"),
-            registry=self.registry,
-        )
-        self._sleep = [states.labels(**self._labels, sleep_state=state) for state in SLEEP_STATES]
-        self.sleeping(None)
-
     def sleeping(self, level: int | None) -> None:
         """Set the level of the server's sleep; None: it is awake."""
-        for gauge, is_so in zip(self._sleep, (level is None, level == 1, level == 2), strict=True):
-            gauge.set(is_so)
+        for state, is_so in zip(SLEEP_STATES, (level is None, level == 1, level == 2), strict=True):
+            self._gauges["engine_sleep_state"][state].set(is_so)
 
     def _lora_gauge(self) -> Gauge:
         names = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
@@ -219,99 +270,18 @@ class ServerMetrics:
         gauge.clear()
         gauge.labels(self._max_loras, names, names).set_to_current_time()
 
-    def _counters(self, model_name: str) -> None:
-        queried = "Prefix cache queries, in terms of number of queried tokens."
-        self._prefix_queries = self._counter("prefix_cache_queries", queried)[""]
-        self._prefix_hits = self._counter(
-            "prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens."
-        )[""]
-        self._preempted = self._counter("num_preemptions", "Cumulative number of preemption from the engine.")[""]
-        self._prompt = self._counter("prompt_tokens", "Number of prefill tokens processed.")[""]
-        self._by_source = self._counter(
-            "prompt_tokens_by_source", "Number of prompt tokens by source.", "source", SOURCES
-        )
-        cached = "Number of cached prompt tokens (local + external)."
-        self._cached = self._counter("prompt_tokens_cached", cached)[""]
-        tiers = "device (local HBM), host (offloaded to DRAM), disk, p2p (transferred from another vLLM instance)"
-        by_cache = (
-            f"Prefix-cache hit tokens by the cache tier that supplied them: {tiers} or external_unspecified. Counted "
-            "at admission; sums to vllm:prefix_cache_hits + vllm:external_prefix_cache_hits."
-        )
-        self._by_cache = self._counter("prompt_tokens_cached_by_source", by_cache, "source", CACHES)
-        external = "External prefix cache {} from KV connector cross-instance cache sharing, in terms of number of {}."
-        self.external_queries, self.external_hits = (
-            self._counter(f"external_prefix_cache_{name}", external.format(name, what))[""]
-            for name, what in (("queries", "queried tokens"), ("hits", "cached tokens"))
-        )
-        for name in ("queries", "hits"):  # of images: a text model has none
-            of = "queried" if name == "queries" else "cached"
-            self._counter(f"mm_cache_{name}", f"Multi-modal cache {name}, in terms of number of {of} items.")
-        for name, what in ESTIMATES.items():  # 0 without --enable-mfu-metrics
-            text = f"Estimated number of {what} (for Model Flops Utilization calculations)."
-            self._counter(f"estimated_{name}_per_gpu", text)
-        self._generated = self._counter("generation_tokens", "Number of generation tokens processed.")[""]
-        self._success = self._counter(
-            "request_success", "Count of successfully processed requests.", "finished_reason", REASONS
-        )
-        rejections = Counter(
-            "vllm:admission_rejections",
-            "Number of admission attempts rejected by a queue limit, by reason.",
-            ("model_name", "reason"),
-            registry=self.registry,
-        )
-        self._rejections = {limit: rejections.labels(model_name=model_name, reason=limit) for limit in LIMITS}
-
-    def _histograms(self) -> None:
-        tokens = steps_125(self._max_model_len)
-        make = self._histogram
-        self._prompt_len = make("request_prompt_tokens", "Number of prefill tokens processed.", tokens)
-        self._answer_len = make("request_generation_tokens", "Number of generation tokens processed.", tokens)
-        self._step_len = make("iteration_tokens_total", "Histogram of number of tokens per engine_step.", STEP_TOKENS)
-        self._max_generation = make(
-            "request_max_num_generation_tokens", "Histogram of maximum number of requested generation tokens.", tokens
-        )
-        self._n = make("request_params_n", "Histogram of the n request parameter.", ANSWERS)
-        self._max_tokens = make("request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens)
-        self._first_token = make(
-            "time_to_first_token_seconds", "Histogram of time to first token in seconds.", FIRST_TOKEN_S
-        )
-        self._between = make("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", TOKEN_S)
-        self._per_token = make(
-            "request_time_per_output_token_seconds",
-            "Histogram of time_per_output_token_seconds per request.",
-            TOKEN_S,
-        )
-        self._whole = make("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", REQUEST_S)
-        phases = {
-            "queue": "Histogram of time spent in WAITING phase for request.",
-            "inference": "Histogram of time spent in RUNNING phase for request.",
-            "prefill": "Histogram of time spent in PREFILL phase for request.",
-            "decode": "Histogram of time spent in DECODE phase for request.",
-        }
-        self._phases = {name: make(f"request_{name}_time_seconds", text, REQUEST_S) for name, text in phases.items()}
-        self._num_preempted = make(
-            "request_num_preemptions", "Histogram of the number of times a request was preempted.", PREEMPTIONS
-        )
-        self._computed = make(
-            "request_prefill_kv_computed_tokens",
-            "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
-            tokens,
-        )
-
     def _speculation(self, num_drafts: int) -> list[Counter]:
         """Return counters of drafts, draft tokens, accepted tokens, and accepted tokens per position; empty without
         speculation.
         """
         if not num_drafts:
             return []
-        places = tuple(map(str, range(num_drafts)))
-        by_place = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", "position", places
-        )
+        label, text = ("position", tuple(map(str, range(num_drafts)))), "Accepted tokens per draft position."
+        by_place = self._family(Counter, "spec_decode_num_accepted_tokens_per_pos", text, label)
         return [
-            self._counter("spec_decode_num_drafts", "Number of spec decoding drafts.")[""],
-            self._counter("spec_decode_num_draft_tokens", "Number of draft tokens.")[""],
-            self._counter("spec_decode_num_accepted_tokens", "Number of accepted tokens.")[""],
+            self._counter("spec_decode_num_drafts", "Number of spec decoding drafts."),
+            self._counter("spec_decode_num_draft_tokens", "Number of draft tokens."),
+            self._counter("spec_decode_num_accepted_tokens", "Number of accepted tokens."),
             *by_place.values(),
         ]
 
@@ -342,38 +312,42 @@ class ServerMetrics:
                 gaps[gap] = gaps.get(gap, 0) + 1
             else:
                 times.first_token = now + job.delay
-                self._first_token.observe(times.first_token - times.arrived)
+                self._times["time_to_first_token_seconds"].observe(times.first_token - times.arrived)
                 assert job.request is not None
                 loaded = job.request.seq.num_loaded_tokens
                 self._prompt_done(len(job.prompt), job.request.num_cached_tokens, loaded)
             times.last_token = now
         for gap, count in gaps.items():
-            self._between.observe_several(gap, count)
+            self._times["inter_token_latency_seconds"].observe_several(gap, count)
         num = sum(counts.values())
-        self._generated.inc(num)
+        self._count("generation_tokens", num)
         self._step_tokens += num
 
     def _prompt_done(self, num_tokens: int, num_cached: int, num_loaded: int) -> None:
         self._step_tokens += num_tokens
-        self._prompt.inc(num_tokens)
-        self._cached.inc(num_cached)
-        self._by_source["local_compute"].inc(num_tokens - num_cached)
-        self._by_source["local_cache_hit"].inc(num_cached - num_loaded)
-        self._by_source["external_kv_transfer"].inc(num_loaded)
-        self._by_cache["device"].inc(num_cached - num_loaded)
-        self._by_cache[self._loaded_from].inc(num_loaded)
+        self._count("prompt_tokens", num_tokens)
+        self._count("prompt_tokens_cached", num_cached)
+        sources = (num_tokens - num_cached, num_cached - num_loaded, num_loaded)
+        for source, num in zip(SOURCES, sources, strict=True):
+            self._count("prompt_tokens_by_source", num, source)
+        self._count("prompt_tokens_cached_by_source", num_cached - num_loaded, "device")
+        self._count("prompt_tokens_cached_by_source", num_loaded, self._loaded_from)
+
+    def _count(self, name: str, num: float = 1, label: str = "") -> None:
+        self._counts_of[name][label].inc(num)
 
     def step(self, scheduler: Scheduler) -> None:
         """Record the end of a step."""
         stats = scheduler.prefix_cache_stats
         counts = (stats.queries, stats.hits, scheduler.num_preemptions, *self._draft_counts_of(scheduler))
         if counts != self._counts:
-            counters = (self._prefix_queries, self._prefix_hits, self._preempted, *self._drafts)
+            names = ("prefix_cache_queries", "prefix_cache_hits", "num_preemptions")
+            counters = (*(self._counts_of[name][""] for name in names), *self._drafts)
             for counter, now, before in zip(counters, counts, self._counts, strict=True):
                 counter.inc(now - before)
             self._counts = counts
         if self._step_tokens:  # like vLLM, skip steps that sampled no token
-            self._step_len.observe_several(self._step_tokens, 1)
+            self._times["iteration_tokens_total"].observe_several(self._step_tokens, 1)
         self._step_tokens = 0
         self.levels(scheduler)
 
@@ -396,34 +370,38 @@ class ServerMetrics:
         num_tokens = request.seq.num_output_tokens
         if job.simulated is not None and job.simulated.is_pooled and reason == "stop":
             self._prompt_done(len(job.prompt), request.num_cached_tokens, request.seq.num_loaded_tokens)
-        self._success[reason].inc()
-        self._whole.observe(now - times.arrived)
-        self._prompt_len.observe(len(job.prompt))
-        self._answer_len.observe(num_tokens)
-        if job.group.ended(num_tokens):
-            self._n.observe(job.group.n)
-            self._max_generation.observe(job.group.most_tokens)
-        self._num_preempted.observe(request.seq.num_preemptions)
-        self._max_tokens.observe(job.params.max_tokens)
-        self._computed.observe(len(job.prompt) - request.num_cached_tokens)
+        self._count("request_success", 1, reason)
         scheduled = times.scheduled or now
         # A request's delay counts as prefill time, as it appears to a client.
         first = times.first_token or scheduled
         last = times.last_token + job.delay if times.last_token else scheduled
-        self._phases["queue"].observe(max(0.0, scheduled - times.queued))
-        self._phases["prefill"].observe(max(0.0, first - scheduled))
-        self._phases["decode"].observe(last - first)
-        self._phases["inference"].observe(max(0.0, last - scheduled))
-        self._per_token.observe((last - first) / (num_tokens - 1) if num_tokens > 1 else 0.0)
+        figures = {
+            "e2e_request_latency_seconds": now - times.arrived,
+            "request_prompt_tokens": len(job.prompt),
+            "request_generation_tokens": num_tokens,
+            "request_num_preemptions": request.seq.num_preemptions,
+            "request_params_max_tokens": job.params.max_tokens,
+            "request_prefill_kv_computed_tokens": len(job.prompt) - request.num_cached_tokens,
+            "request_queue_time_seconds": max(0.0, scheduled - times.queued),
+            "request_prefill_time_seconds": max(0.0, first - scheduled),
+            "request_decode_time_seconds": last - first,
+            "request_inference_time_seconds": max(0.0, last - scheduled),
+            "request_time_per_output_token_seconds": (last - first) / (num_tokens - 1) if num_tokens > 1 else 0.0,
+        }
+        if job.group.ended(num_tokens):
+            figures |= {"request_params_n": job.group.n, "request_max_num_generation_tokens": job.group.most_tokens}
+        for name, figure in figures.items():
+            self._times[name].observe(figure)
 
     def page(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         running, waiting, deferred, usage = self._now
-        self._running.set(running)
-        self._waiting.set(waiting)
-        self._deferred.set(deferred)
-        self._for_capacity.set(waiting - deferred)
-        self._usage.set(usage)
+        reasons = self._gauges["num_requests_waiting_by_reason"]
+        self._gauges["num_requests_running"][""].set(running)
+        self._gauges["num_requests_waiting"][""].set(waiting)
+        reasons["deferred"].set(deferred)
+        reasons["capacity"].set(waiting - deferred)
+        self._gauges["kv_cache_usage_perc"][""].set(usage)
         return generate_latest(self.registry)
 
 
@@ -432,15 +410,15 @@ class OffloadMetrics:
 
     def __init__(self, page: ServerMetrics, tiers: "Tiers[Any]") -> None:
         self._tiers = tiers
-        self._queries, self._hits = page.external_queries, page.external_hits
+        self._external = page.external
         ways = {"load": "from offload storage to GPU", "store": "from GPU to offload storage"}
         verbs = {"load": "loaded", "store": "stored"}
         self._bytes = {
-            kind: page._counter(f"kv_offload_{kind}_bytes", f"Total bytes {verbs[kind]} {way}.")[""]
+            kind: page._counter(f"kv_offload_{kind}_bytes", f"Total bytes {verbs[kind]} {way}.")
             for kind, way in ways.items()
         }
         self._times = {
-            kind: page._counter(f"kv_offload_{kind}_time", f"Total {kind} time {way}, in seconds.")[""]
+            kind: page._counter(f"kv_offload_{kind}_time", f"Total {kind} time {way}, in seconds.")
             for kind, way in ways.items()
         }
         self._sizes = {
@@ -450,10 +428,10 @@ class OffloadMetrics:
             for kind in ways
         }
         refused = "Number of KV offload store allocation attempts that failed."
-        self._refused = page._counter("kv_offload_allocation_failure", refused)[""]
+        self._refused = page._counter("kv_offload_allocation_failure", refused)
         self._usage, self._write, self._read = (
-            page._gauge(f"kv_offload_cpu_cache_{name}usage_perc", f"CPU cache {name.replace('_', ' ')}usage, 0 to 1.")
-            for name in ("", "write_", "read_")
+            page._family(Gauge, f"kv_offload_cpu_cache_{name}usage_perc", f"CPU cache {text}usage, 0 to 1.")[""]
+            for name, text in (("", ""), ("write_", "write "), ("read_", "read "))
         )
         self._disk = getattr(tiers.host, "disk", None)
         self._lost = {} if self._disk is None else self._lost_files(page)
@@ -481,7 +459,7 @@ class OffloadMetrics:
         tiers, pool = self._tiers, self._tiers.connector.pool
         stats = tiers.external_cache_stats
         counts = (stats.queries, stats.hits, tiers.connector.num_refused)
-        for counter, now, before in zip((self._queries, self._hits, self._refused), counts, self._seen, strict=True):
+        for counter, now, before in zip((*self._external, self._refused), counts, self._seen, strict=True):
             counter.inc(now - before)
         self._seen = counts
         while tiers.host.copies:
@@ -502,11 +480,11 @@ class TransferMetrics:
     """
 
     def __init__(self, page: ServerMetrics, transfer: "Transfer") -> None:
-        self._transfer, self._external = transfer, (page.external_queries, page.external_hits)
+        self._transfer, self._external = transfer, page.external
         text = "Histogram of {} NIXL KV Cache transfers."
         self._seconds = page._histogram("nixl_xfer_time_seconds", text.format("transfer duration for"), NIXL_S)
         self._bytes = page._histogram("nixl_bytes_transferred", text.format("bytes transferred per"), NIXL_BYTES)
-        self._counters = [page._counter(f"nixl_num_{name}", text)[""] for name, text in NIXL_COUNTS.items()]
+        self._counters = [page._counter(f"nixl_num_{name}", text) for name, text in NIXL_COUNTS.items()]
         self._seen = [0] * 6
 
     def step(self) -> None:

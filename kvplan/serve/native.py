@@ -1,7 +1,7 @@
 """A server's own paths beside OpenAI's, as its face says: generation from texts or ids, information, the cache."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Final, cast
 
@@ -27,6 +27,7 @@ class NativeShape:
     prompt_start: int  # of the prompt's log-probabilities; -1: none
     num_top: int | None  # None: no log-probabilities
     text_of: Any  # of a token; None: without texts
+    empty: Sequence[bool] = ()  # of each completion: its output is to be no token at all
     prefix: str = ""
 
     def head(self, model: str, *, stream: bool) -> dict[str, Any]:
@@ -35,6 +36,8 @@ class NativeShape:
     def row(self, job: Job, choice: Choice, now: float) -> dict[str, Any]:
         """Return the response of a completion so far."""
         alone = job.request_id.rpartition("-")[0]
+        if self.empty[job.index]:
+            choice = replace(choice, text="", token_ids=[], logprobs=[], reason=choice.reason and "length")
         meta: dict[str, Any] = {
             "id": job.request_id if self.is_batch else alone,
             "prompt_tokens": len(job.prompt),
@@ -84,6 +87,8 @@ def bodies_of(data: bytes, face: ModuleType, door: Door, context: int) -> tuple[
 
 def body_of(params: Mapping[str, Any], face: ModuleType, door: Door) -> dict[str, Any]:
     """Return sampling parameters as the body of a completion."""
+    if (problem := face.sampling_problem(params)) is not None:
+        raise ApiError(problem, param="sampling_params")
     body: dict[str, Any] = {"prompt": "", "max_tokens": face.MOST_NEW}
     for name, value in params.items():
         if name in face.SAMPLING:
@@ -116,10 +121,14 @@ def of_prompt(value: Any, default: int, name: str) -> int:
     return value
 
 
-def checked_values(body: dict[str, Any], door: Door) -> dict[str, Any]:
-    """Return a completion's fields; max_tokens may be None."""
+def checked_values(body: dict[str, Any], face: ModuleType, door: Door) -> dict[str, Any]:
+    """Return a completion's fields; max_tokens may be None. Errors have the names of the face's own fields."""
     is_open = body["max_tokens"] is None
-    values = read({name: value for name, value in body.items() if value is not None}, COMPLETION, door)
+    try:
+        values = read({name: value for name, value in body.items() if value is not None}, COMPLETION, door)
+    except ApiError as error:
+        own = {ours: theirs for theirs, ours in face.SAMPLING.items()}.get(error.param or "", error.param)
+        raise ApiError(error.message.replace(error.param or "", own or "", 1), param=own) from error
     return values | ({"max_tokens": None} if is_open else {})
 
 

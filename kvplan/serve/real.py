@@ -2,7 +2,7 @@
 
 import os
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -43,30 +43,30 @@ def start_of(engine: Engine, *opening: str) -> Start:
     return Start(leader, *facts, hooks, whole_log=whole, fallbacks=fallbacks)
 
 
+SHARED: Final = """
+    block_size max_num_batched_tokens gpu_memory_utilization tensor_parallel_size pipeline_parallel_size max_loras
+    max_lora_rank fully_sharded_loras
+"""  # by the same name in both
+
+
 def inputs_of(engine: Engine) -> EngineInputs:
     """Return the engine's settings as inputs of the planner's rules."""
+    shared: dict[str, Any] = {name: getattr(engine.config, name) for name in SHARED.split()}
     config, memory, device = engine.config, engine.memory_report(), engine.device.type
     dtype = engine.spec.dtype if config.dtype == "auto" else config.dtype
     return EngineInputs(
         total=memory.total,
         dtype=dtype,
         kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-        block_size=config.block_size,
         max_model_len=engine.max_model_len,
         max_num_seqs=config.num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        tensor_parallel_size=config.tensor_parallel_size,
         num_blocks=memory.num_blocks,  # the number is measured, their bytes are predicted
         backend="torch" if device == "cpu" or config.backend == "torch" else "triton",
         batches_in_flight=config.batches_in_flight(device),
-        max_loras=config.max_loras,
-        max_lora_rank=config.max_lora_rank,
-        fully_sharded_loras=config.fully_sharded_loras,
-        pipeline_parallel_size=config.pipeline_parallel_size,
         stage=engine.tp.stage,
         partition=tuple(map(int, (config.pp_layer_partition or "").split(","))) if config.pp_layer_partition else (),
         states_in_blocks=are_in_blocks(engine.spec, config),
+        **shared,
     )
 
 
@@ -115,30 +115,28 @@ def arguments_of(spec: ModelSpec, config: EngineConfig, called: str, release: st
     dtype = spec.dtype if config.dtype == "auto" else config.dtype
     speculative = config.speculative_config
     draft = None if speculative is None else speculative.model
-    return {
+    resolved = {
         "kvplan_release": release,
         "model": called,
-        "device": config.device,
         "dtype": dtype,
         "kv_cache_dtype": dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         "block_size": with_room_for_states(spec, config).block_size,
         "states_in_blocks": are_in_blocks(spec, config) or None,
         "max_model_len": config.max_model_len or spec.max_model_len,
         "max_num_seqs": config.num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
         "num_gpu_blocks_override": config.num_blocks,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "pipeline_parallel_size": config.pipeline_parallel_size,
-        "pp_layer_partition": config.pp_layer_partition,
-        "enable_prefix_caching": config.enable_prefix_caching,
-        "max_loras": config.max_loras,
-        "max_lora_rank": config.max_lora_rank,
-        "fully_sharded_loras": config.fully_sharded_loras,
         "num_speculative_tokens": None if speculative is None else speculative.num_speculative_tokens,
         "draft_model": draft.name if isinstance(draft, ModelSpec) else draft and str(draft),
-        "kv_offloading_size": config.kv_offloading_size,
     }
+    return {name: resolved[name] if name in resolved else getattr(config, name) for name in LOGGED.split()}
+
+
+LOGGED: Final = """
+    kvplan_release model device dtype kv_cache_dtype block_size states_in_blocks max_model_len max_num_seqs
+    max_num_batched_tokens gpu_memory_utilization num_gpu_blocks_override tensor_parallel_size pipeline_parallel_size
+    pp_layer_partition enable_prefix_caching max_loras max_lora_rank fully_sharded_loras num_speculative_tokens
+    draft_model kv_offloading_size
+"""
 
 
 def start_logs(engine: Engine) -> list[list[str]]:

@@ -191,8 +191,10 @@ class Transfer(Handover):
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def check_params(self, params: Mapping[str, Any]) -> None:
-        """Raise InvalidInputError for kv_transfer_params that name no server; vLLM would wait for it without end."""
+    def check_params(self, params: Mapping[str, Any], num_tokens: int) -> None:
+        """Raise InvalidInputError for kv_transfer_params that name no server, for which vLLM would wait without end, or
+        that are of a shorter prompt, after whose blocks vLLM would compute on some that nothing has filled.
+        """
         if not params.get("do_remote_prefill"):
             return
         lacking = [name for name in NEEDED if not params.get(name)]
@@ -204,6 +206,10 @@ class Transfer(Handover):
             raise InvalidInputError("kv_transfer_params", why, "start it with --link, e.g. 50GB/s")
         if type(params["remote_port"]) is not int or not 0 < params["remote_port"] <= MOST_PORT:
             raise InvalidInputError("kv_transfer_params", "remote_port is not a port", "send the prefill server's")
+        kept, size = params.get("remote_num_tokens"), self.remote.groups[0].block_size
+        if type(kept) is int and kept > 0 and -(-num_tokens // size) > -(-kept // size):
+            why = f"are of a prompt of {kept:,} tokens, and this one has {num_tokens:,}"
+            raise InvalidInputError("kv_transfer_params", why, "send the prompt of the prefill server's request")
 
     def expect(self, seq: Sequence, params: Mapping[str, Any]) -> None:
         """Note the kv_transfer_params of a request that is queued."""

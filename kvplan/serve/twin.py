@@ -18,20 +18,19 @@ from typing import Any, Final, Protocol, cast
 
 from engine.config import SamplingParams
 from engine.detokenizer import Detokenizer
-from engine.draft_rules import draft_rules
 from engine.drafting import Drafting, DraftStep
 from engine.request import Request, RequestOutput, TokenUpdate, prompt_token_ids, stop_token_ids
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
 from kvplan.planning.plan import Plan
-from kvplan.serve.drafts import Drafts
 from kvplan.serve.jobs import Simulated
 from kvplan.serve.kv_events import EventLog, Publisher, check_groups
 from kvplan.serve.stretch import SHORTEST, Stretch, quiet_steps
 from kvplan.serve.text import end_token_of
 from kvplan.serve.transfer import Transfer
 from kvplan.servers.base import abilities_of
+from kvplan.simulate.drafts import Drafts
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
 from kvplan.simulate.steptime import StepTime, attention_kinds
@@ -240,13 +239,7 @@ class Twin:
 
             return cast("Scheduler", ServedPromptsFirst(limits_of(plan)))  # has what a server calls
         if self.tiers is None and self._drafts is not None:
-            rules = draft_rules(
-                self._drafts.method,
-                self._drafts.num_drafts,
-                enable_prefix_caching=config.enable_prefix_caching,
-                num_modules=self._drafts.num_modules,
-            )
-            config = replace(config, drafts=rules)
+            config = replace(config, drafts=self._drafts.rules)
         return simulated_scheduler(config, plan.capacity.num_blocks, groups(plan), self.tiers)
 
     @property
@@ -290,7 +283,7 @@ class Twin:
             seq.max_tokens = max(1, min(seq.max_tokens, length))
         handover = self.tiers if isinstance(self.tiers, Transfer) else None
         if handover is not None and simulated.transfer:
-            handover.check_params(simulated.transfer)
+            handover.check_params(simulated.transfer, seq.num_prompt_tokens)
         self.scheduler.add(seq)
         if handover is not None and simulated.transfer:
             handover.expect(seq, simulated.transfer)
@@ -447,8 +440,8 @@ class Twin:
             self._end(self._requests[seq.request_id])
         if batch.num_tokens:
             seconds = self._step_time.seconds(batch_work(batch, self._reaches))
-            if self._drafts is not None and self._drafts.passes is not None:
-                seconds += self._drafts.passes.seconds(batch)
+            if self._drafts is not None:
+                seconds += self._drafts.seconds(batch)
             self._launch(batch, seconds, begin)
         depth = self.scheduler.config.batch_queue_depth
         if self._in_flight and (len(self._in_flight) == depth or not batch.num_tokens):

@@ -110,6 +110,7 @@ class Abilities:
     shares_experts    its data-parallel replicas keep one set of experts and exchange tokens for them
     file_types        --quantization is the type of the file that it loads, one of these, the largest first; none: it
                      changes the weights while loading
+    library           it names models `NAME:TAG`, by a library of its own
     """
 
     label_words: bool = False
@@ -128,6 +129,7 @@ class Abilities:
     one_machine: bool = False
     shares_experts: bool = False
     file_types: tuple[str, ...] = ()
+    library: bool = False
 
 
 def face_of(engine: str) -> ModuleType | None:
@@ -277,6 +279,7 @@ class Server(Reader, Protocol):
     layout     how it shards a model over ranks: the request's, or a draft's, in the dtype of the request's
     size       its memory on each stage, its pool, and what the pool holds
     kept_back  bytes of each GPU that must stay free in addition to the plan's rows, for peaks it does not plan
+    asleep     rows that stay on a GPU while it sleeps, besides what the owner keeps; empty if it never sleeps
     remedies   of a server that places layers: flags, and the arguments they set, each with which a plan fits; else ()
     host       its use of host memory
     explain    the formulas behind a plan
@@ -295,6 +298,7 @@ class Server(Reader, Protocol):
     def size(self, request: "Request") -> "Sized": ...
     def gate(self, plan: "Plan", end: Literal["low", "likely"]) -> "Refusal | None": ...
     def kept_back(self, plan: "Plan") -> int: ...
+    def asleep(self, plan: "Plan") -> "dict[str, Estimate]": ...
     def remedies(self, plan: "Plan") -> "Iterable[tuple[str, dict[str, Any]]]": ...
     def host(self, plan: "Plan") -> "tuple[HostRow, ...]": ...
     def explain(self, plan: "Plan") -> Explanation: ...

@@ -31,7 +31,7 @@ from kvplan.workloads.trace import TraceRequest
 MOST_STEPS = 512  # per jump: its events are listed in advance
 
 
-class _AnyToken(Mapping[str, tuple[int]]):
+class _AnyToken(Mapping[str, tuple[int, ...]]):
     """The same sampled token for every sequence; no code depends on its id."""
 
     def __getitem__(self, request_id: str) -> tuple[int]:
@@ -177,7 +177,8 @@ class Simulation:
         self.counts.arrived += 1
         number = self.counts.arrived
         content = content_of(request, number, self._prefixes, self.run_len)
-        seq = sequence(request, number, content, {group.block_size for group in self.groups})
+        sizes, ahead = {group.block_size for group in self.groups}, self.config.drafts.hash_lookahead
+        seq = sequence(request, number, content, sizes, ahead)
         try:
             self._queue(seq, content)
         except InvalidInputError:
@@ -274,12 +275,13 @@ class Simulation:
     def _run(self, batch: Batch, work: StepWork) -> list[Sequence]:
         """Advance the clock by a batch and process its tokens; return the sequences that ended."""
         seconds = self.step_time.seconds(work) if batch.num_tokens else 0.0
+        sampled = self._sampled(batch)
         if batch.num_tokens:
             self._last_step_s = seconds
             self.counts.steps += 1
             self._note(seconds, len(batch.samples))
         self.clock += seconds
-        done = self.scheduler.update(batch, ANY_TOKEN)
+        done = self.scheduler.update(batch, sampled)
         if self.watcher is not None:
             self.watcher.update(self.scheduler, self.clock)
         if self._unanswered:
@@ -290,6 +292,9 @@ class Simulation:
         for seq in done:
             self._end(seq)
         return done
+
+    def _sampled(self, batch: Batch) -> Mapping[str, tuple[int, ...]]:
+        return ANY_TOKEN
 
     def _note(self, seconds: float, num_tokens: int) -> None:
         scheduler = self.scheduler

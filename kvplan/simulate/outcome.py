@@ -1,6 +1,6 @@
 """Results of `simulate`: one run per variant, with the requested latency targets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.planning.plan import Plan
 from kvplan.simulate.fleet import Fleet
@@ -30,7 +30,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class SimulationAnswer:
-    """Complete result of `simulate`; the first variant is the requested one."""
+    """Complete result of `simulate`; the first variant is the requested one.
+
+    is_bounded  the variants are the best and the worst case of an acceptance that is not stated
+    """
 
     plan: Plan
     load: str
@@ -40,6 +43,16 @@ class SimulationAnswer:
     promises: tuple[Promise, ...]
     variants: tuple[Variant, ...]
     ranges: Ranges
+    is_bounded: bool = False
+
+    @property
+    def outcomes(self) -> tuple[Kept, ...]:
+        """The targets' outcomes, from the best case to the worst."""
+        best, worst = self.variants[0], self.variants[-1]
+        if not self.is_bounded:
+            return best.outcomes
+        pairs = zip(best.outcomes, worst.outcomes, strict=True)
+        return tuple(replace(high, low=low.low) if high.value is not None else high for low, high in pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from engine.drafting import DraftStep
 from engine.scheduler import Batch, PrefixCacheStats
 from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
@@ -27,7 +28,11 @@ RETRACT_STEPS: Final = 20  # tokens freed for each remaining request when one is
 
 @record(frozen=True, slots=True)
 class Limits:
-    """A server's scheduling limits; num_tokens: of whole pages; chunk: None without chunked prefill."""
+    """A server's scheduling limits; num_tokens: of whole pages; chunk: None without chunked prefill.
+
+    verified  tokens of a request in a decode step: its last one and drafts; num_drafts: that are guessed in turn
+    reserve   slots past a request's tokens for the drafts of this step and the next; 0: nothing is drafted
+    """
 
     num_tokens: int
     max_running: int
@@ -38,6 +43,9 @@ class Limits:
     overlap: bool = True
     radix: bool = True
     page_size: int = 1
+    verified: int = 1
+    num_drafts: int = 0
+    reserve: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +53,7 @@ class Live:
     """An unfinished request.
 
     prefix    tokens stored before its next chunk; end: tokens stored after it
-    stored    tokens that it has pages for, `cached` of them in the tree, up to `node`
+    stored    tokens that it has pages for, `cached` of them in the tree, up to `node`; reserved: with those of drafts
     chunks    prompt chunks in flight, except the last chunk
     """
 
@@ -56,6 +64,7 @@ class Live:
     prefix: int = 0
     end: int = 0
     stored: int = 0
+    reserved: int = 0
     cached: int = 0
     chunks: int = 0
     matched: Node | None = None
@@ -120,7 +129,7 @@ class Pool:
         self.num_usable_blocks = self.free = limits.num_tokens
         self.page_size = limits.page_size
         self.tree = Radix(limits.page_size)
-        self.is_shared = limits.radix
+        self.is_shared, self.reserve = limits.radix, limits.reserve
 
     @property
     def reachable(self) -> int:
@@ -151,8 +160,19 @@ class Pool:
         live.stored = live.seq.num_computed_tokens = length
 
     def needs(self, decoding: list[Live]) -> int:
-        """Tokens of the pages that the next token of each request starts."""
+        """Tokens of the pages that the next token of each request starts, or its next drafts."""
+        if self.reserve:
+            return sum([self._more(live) for live in decoding])
         return self.page_size * sum([live.stored % self.page_size == 0 for live in decoding])
+
+    def _more(self, live: Live) -> int:
+        return max(0, self.paged(live.stored + self.reserve) - self.paged(max(live.reserved, live.stored)))
+
+    def hold(self, live: Live) -> None:
+        """Take the pages of a request's next drafts."""
+        self.free -= (more := self._more(live))
+        assert self.free >= 0, "only what fits is scheduled"
+        live.reserved = self.paged(max(live.reserved, live.stored)) + more
 
     def match(self, live: Live, limit: int) -> None:
         length, live.matched = self.tree.match(live.tokens[:limit]) if self.is_shared else (0, self.tree.root)
@@ -171,9 +191,9 @@ class Pool:
         live.node, live.cached = node, self.tree.whole(length)
 
     def release(self, live: Live) -> None:
-        self.free += self.paged(live.stored) - live.cached
+        self.free += self.paged(max(live.reserved, live.stored)) - live.cached
         self.tree.unlock(live.node or self.tree.root)
-        live.node, live.stored, live.cached, live.has_row = None, 0, 0, False
+        live.node, live.stored, live.reserved, live.cached, live.has_row = None, 0, 0, 0, False
 
 
 class PromptsFirst:
@@ -252,7 +272,11 @@ class PromptsFirst:
             if step.is_prefill and live.chunks:
                 live.chunks -= 1
                 continue
-            self._append(live, sampled)
+            num = len(sampled[live.seq.request_id]) if self.limits.reserve else 1
+            for _ in range(min(num, live.max_tokens - live.num_output)):
+                self._append(live, sampled)
+            if self.limits.reserve and not step.is_prefill:
+                live.stored = live.seq.num_computed_tokens = min(live.stored + num, len(live.tokens))
             if live.is_done:
                 self.blocks.keep(live, live.stored)
                 self._let_go(live)
@@ -276,7 +300,9 @@ class PromptsFirst:
         last = self._last
         if self.waiting or self._goes_on is not None or last is None or last.is_prefill or not self._decoding:
             return 0
-        if last.members != self._decoding or (self.limits.overlap and list(self._in_flight) != [last]):
+        if self.limits.reserve or last.members != self._decoding:
+            return 0
+        if self.limits.overlap and list(self._in_flight) != [last]:
             return 0
         if any([live.is_done or live.is_retracted for live in self._decoding]):  # noqa: C419 -- faster
             return 0
@@ -446,12 +472,30 @@ class PromptsFirst:
         if len(self._decoding) < before:
             self._is_full = False
         step.members = list(self._decoding)
-        self.blocks.make(len(step.members) * self.limits.page_size)
-        for live in step.members:
-            self.blocks.grow(live, live.stored, live.stored + 1)
-            step.batch.num_tokens[live.seq] = 1
+        if self.limits.reserve:
+            self._hold_drafts(step)
+        else:
+            self.blocks.make(len(step.members) * self.limits.page_size)
+            for live in step.members:
+                self.blocks.grow(live, live.stored, live.stored + 1)
+                step.batch.num_tokens[live.seq] = 1
         step.batch.samples = list(step.batch.num_tokens)
         return step if step.members else None
+
+    def _hold_drafts(self, step: BatchStep) -> None:
+        """Schedule the last token of every request and its drafts."""
+        page_size, paged, more = self.limits.page_size, self.blocks.paged, self.limits.reserve
+        new = [max(0, paged(live.stored + more) - max(live.reserved, live.stored)) for live in step.members]
+        if any(new):  # one page more for each
+            self.blocks.make(sum(new) + (page_size * len(new) if page_size > 1 else 0))
+        drafts = (0,) * (self.limits.verified - 1)
+        step.batch.extras[DraftStep] = DraftStep(
+            {live.seq: drafts for live in step.members}, num_next=self.limits.num_drafts
+        )
+        for live in step.members:
+            self.blocks.hold(live)
+            live.seq.num_computed_tokens = live.stored + self.limits.verified
+            step.batch.num_tokens[live.seq] = self.limits.verified
 
     def _retract(self, step: BatchStep) -> None:
         """Retract requests, shortest output first, until the others can continue (retract_decode)."""

@@ -10,6 +10,7 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB
 from kvplan.servers.base import abilities_of, terms_of
 from kvplan.servers.plans.plan import Plan
+from kvplan.servers.words.arguments import NO_DRAFT
 from kvplan.simulate.loop import DecodeLoad, Simulation
 from kvplan.simulate.prompts_first import Limits, PromptsFirst
 from kvplan.simulate.requests import Content
@@ -18,6 +19,7 @@ from kvplan.simulate.scheduling import SimulatedConfig
 MAX_PREFILL_TOKENS = 16_384  # default of --max-prefill-tokens; never the limit of a step with chunked prefill
 # --prefill-decode-interval is 22 for these models on Hopper (srt/arg_groups/model_overrides/qwen3_vl.py).
 PAUSED = frozenset({"Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"})
+LOOKED_UP = 10  # branches of drafts from the text: default of --speculative-ngram-max-bfs-breadth
 LEAST_STEPS = 4  # of a jump
 RUN_BITS = 24  # low bits: a token's place in its run; high bits: the chain or request it belongs to
 
@@ -91,7 +93,24 @@ def limits_of(plan: Plan) -> Limits:
         overlap=plan.request.args.async_scheduling is not False,
         radix=settings.prefix_caching,
         page_size=plan.pool.block_size,
+        **drafting_limits(plan),
     )
+
+
+def drafting_limits(plan: Plan) -> dict[str, int]:
+    """Tokens that a decode step verifies, drafts in turn, and slots for them: twice what a step may write.
+
+    Source: sglang 0.5.23 srt/mem_cache/allocation_sizing.py (get_alloc_len_per_decode, get_alloc_reserve_per_decode).
+    """
+    args, page = plan.request.args, plan.pool.block_size
+    verified, steps, width = args.speculative_num_draft_tokens, args.num_speculative_tokens, args.speculative_eagle_topk
+    if not verified or not steps:
+        return {}
+    if args.speculative_method in NO_DRAFT:
+        return {"verified": verified, "num_drafts": steps, "reserve": 2 * max(LOOKED_UP, verified)}
+    width = width or 1
+    own = (2 * page - 2 + steps) // page * page if page > 1 and width > 1 else steps  # a branch, on pages of its own
+    return {"verified": verified, "num_drafts": steps, "reserve": 2 * max(own * width, verified)}
 
 
 def config_of(limits: Limits) -> SimulatedConfig:

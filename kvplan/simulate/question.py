@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from kvplan.asked.form import Form, read_form, refuse_missing
 from kvplan.asked.question import MODEL_CURE, Inputs, requests
@@ -12,6 +12,8 @@ from kvplan.core.files import printable
 from kvplan.core.units import duration, parse_fraction, parse_size, parse_tokens, plural
 from kvplan.planning.plan import Plan, plan
 from kvplan.simulate import ranges, slo
+from kvplan.simulate.adapters import FLAG, adapters_of
+from kvplan.simulate.drafts import CONFIG, NOTHING_STATED, Acceptance, MoreTime, drafts_of
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.load import ONE_LOAD, Load, LoadWords, Tell
 from kvplan.simulate.outcome import SimulationAnswer, Variant
@@ -22,6 +24,7 @@ from kvplan.simulate.setup import Setup, check, refuse_reordering, timed_tiers
 from kvplan.simulate.steptime import step_time
 from kvplan.simulate.tiers import TierSpec
 
+NOT_STATED: Final = "drafts whose acceptance is not stated (best and worst)"
 STEADY = 20  # requests above a percentile with which another seed changes little
 Started = TypeVar("Started", bound=Run)
 
@@ -46,9 +49,14 @@ class Onlooker:
     def end(self) -> None:
         """The run is over."""
 
+    def is_over(self, finished: int) -> bool:
+        """Show the progress; whether the run is to end now."""
+        self.show(finished)
+        return self.is_asked
+
 
 def planned(
-    form: Form, words: LoadWords, tiers: Sequence[str], say: Callable[[Inputs], None], *, ranks: bool = False
+    form: Form, words: LoadWords, tiers: Sequence[str], say: Callable[[Inputs], None], *, ranks: bool = True
 ) -> Plan:
     """The one plan to simulate; `say` takes the notes from reading it; ranks: whether each data-parallel rank is
     simulated.
@@ -62,7 +70,7 @@ def planned(
     request = inputs.only("simulate", "name one --gpu and one --ctx")
     say(inputs)
     the_plan = plan(request)
-    check(the_plan, tiers_of(tiers), ranks=ranks)
+    check(the_plan, tiers_of(tiers), drafts=True, ranks=ranks)
     refuse_reordering(form.command())
     return the_plan
 
@@ -79,16 +87,28 @@ def answered(
     say_how_steady(promises, load.source.num_requests - load.skipped, onlooker.tell)
     uncertainty = ranges.calibrated() if is_calibrated else ranges.modeled(the_plan)
     variants: list[Variant] = []
-    for name, setup in setups.items():
-        if not onlooker.is_asked:
-            variants.append(variant(name, setup, load, promises, uncertainty, onlooker))
+    if (ranks := the_plan.request.args.data_parallel_size) > 1:
+        from kvplan.simulate.ranked import ranks_of  # only with ranks
+
+        onlooker.tell("note", f"{ranks} data-parallel ranks are simulated as servers behind a router")
+        onlooker.begin(load)
+        variants.append(ranks_of(the_plan, setups, load, promises, uncertainty, onlooker.is_over))
+        onlooker.end()
+    else:
+        for name, setup in setups.items():
+            if not onlooker.is_asked:
+                variants.append(variant(name, setup, load, promises, uncertainty, onlooker))
     if uncertainty.unseen:
         onlooker.tell("note", unseen_note(uncertainty.unseen))
     if not onlooker.is_asked:
         say_who_joined(load, variants[0].result.seconds, onlooker.tell)
-    times = next(iter(setups.values())).step_time
+    setup = next(iter(setups.values()))
+    drafts = [other.drafts.name for other in setups.values() if other.drafts is not None]
+    is_bounded = len(drafts) > 1
+    how = load.how if not drafts else f"{load.how} and {NOT_STATED if is_bounded else drafts[0]}"
+    times = MoreTime(setup.step_time, setup.does) if setup.does else setup.step_time
     return SimulationAnswer(
-        the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty
+        the_plan, load.text, times.text, how, load.is_closed, promises, tuple(variants), uncertainty, is_bounded
     )
 
 
@@ -100,6 +120,8 @@ def setups_of(
     efficiency: str | None = None,
     calibration: str | None = None,
     baseline: str | None = None,
+    acceptance: Acceptance = NOTHING_STATED,
+    adapters: str | None = None,
 ) -> dict[str, Setup]:
     """Setup of the requested server, and those of the servers that it is compared with."""
     tiers = tiers_of(tier)
@@ -109,12 +131,40 @@ def setups_of(
     timed_tiers(the_plan, tiers, chunk)  # refuses tiers that hold nothing
     times = step_time(the_plan, shares_of(efficiency), calibration)
     base = Setup(the_plan, times, tiers, chunk)
+    drafts = drafts_of(the_plan, shares_of(efficiency), acceptance)
+    named = adapters_of(adapters, the_plan)
+    if named is not None:
+        refuse_beside({"--tier": bool(tiers), "--baseline": bool(baseline), CONFIG: bool(drafts)}, f"with {FLAG}")
+        return {"paged": replace(base, adapters=named)}
+    if drafts:
+        refuse_beside_drafts({"--tier": bool(tiers), "--baseline": bool(baseline), "--calibration": bool(calibration)})
+        return {some.name if len(drafts) > 1 else "paged": replace(base, drafts=some) for some in drafts}
     setups = {"with tiers" if tiers else "paged": base}
     if tiers:
         setups["without tiers"] = replace(base, tiers=())
     if baseline is not None:
         setups["contiguous"] = replace(base, tiers=(), allocator="contiguous")
     return setups
+
+
+BESIDE: Final = {
+    "--tier": "a draft's KV is not kept with the model's",
+    "--baseline": "only paged memory is simulated with drafts",
+    "--calibration": "was measured without drafts",
+    "--disaggregate": "drafts are not handed over",
+}
+
+
+def refuse_beside(stated: Mapping[str, bool], what: str) -> None:
+    for flag, is_stated in stated.items():
+        if is_stated:
+            raise UsageError(flag, f"is not simulated {what}", "use only one")
+
+
+def refuse_beside_drafts(stated: Mapping[str, bool]) -> None:
+    for flag, is_stated in stated.items():
+        if is_stated:
+            raise UsageError(flag, BESIDE[flag], "remove it, or the speculative decoding")
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int, tell: Tell) -> None:
@@ -176,8 +226,7 @@ def run(simulation: Started, load: Load, onlooker: Onlooker, stop: Callable[[Run
     onlooker.begin(load)
 
     def stop_early(simulation: Run) -> bool:
-        onlooker.show(len(simulation.records))
-        return onlooker.is_asked or (stop is not None and stop(simulation))
+        return onlooker.is_over(len(simulation.records)) or (stop is not None and stop(simulation))
 
     simulation.stop = stop_early
     try:

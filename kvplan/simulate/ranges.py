@@ -21,6 +21,7 @@ UNSEEN: Final = 1.2  # factor for a feature that no result has, and for borrowed
 # Measured over predicted of 24 runs of 5 servers, each calibrated with four others: the middle nine tenths, rounded
 # outward (benchmarks/timing/calibrated.py on tests/facts/time_cases_unseen.csv, 2026-11-28).
 CALIBRATED: Final[Mapping[str, Bounds]] = {"tpot": (0.8, 1.55), "ttft": (0.2, 1.8), "out_tps": (0.65, 1.25)}
+DRAFTS: Final = "drafts (but for 12 times of one 8B model, which nothing was fitted to)"
 FORMATS: Final = frozenset({"fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "mxfp4", "nvfp4", "int4"})
 
 
@@ -101,8 +102,10 @@ def unlike(plan: Plan) -> Iterator[str]:
         yield "recurrent layers"
     if plan.request.args.enforce_eager:
         yield "steps without CUDA graphs (slower)"
+    if plan.request.draft is not None or plan.request.args.num_speculative_tokens:
+        yield DRAFTS
     if plan.request.args.max_loras:
-        yield "adapters (slower)"
+        yield "adapters (slower; their kernels were not measured)"
     formats = sorted(formats_of(spec) - FORMATS)
     if formats:
         yield f"weights in {', '.join(formats)}"

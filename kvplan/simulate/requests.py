@@ -54,9 +54,11 @@ class Content:
     run_len: int
     shared_len: int
 
-    def block_key(self, index: int, block_size: int) -> int:
-        """Return the name of a full block; two names are equal if and only if all tokens up to the block's end are."""
-        last = (index + 1) * block_size - 1
+    def block_key(self, index: int, block_size: int, lookahead: int = 0) -> int:
+        """Return the name of a full block; two names are equal if and only if all tokens up to the block's end are, and
+        so many after it.
+        """
+        last = (index + 1) * block_size - 1 + lookahead
         if last < self.shared_len:
             return (self.chains[last // self.run_len] << INDEX_BITS | index) << 1
         return (self.number << INDEX_BITS | index) << 1 | 1
@@ -65,10 +67,10 @@ class Content:
 class BlockKeys(Many[int]):
     """Lazily computed names of a sequence's blocks, up to its maximum length."""
 
-    __slots__ = ("_block_size", "_content", "_count")
+    __slots__ = ("_block_size", "_content", "_count", "_lookahead")
 
-    def __init__(self, content: Content, block_size: int, count: int) -> None:
-        self._content, self._block_size, self._count = content, block_size, count
+    def __init__(self, content: Content, block_size: int, count: int, lookahead: int = 0) -> None:
+        self._content, self._block_size, self._count, self._lookahead = content, block_size, count, lookahead
 
     def __len__(self) -> int:
         return self._count
@@ -80,16 +82,19 @@ class BlockKeys(Many[int]):
     def __getitem__(self, index: int | slice) -> int | Many[int]:
         if isinstance(index, slice):
             raise TypeError("block names are asked for one by one")
-        return self._content.block_key(index if index >= 0 else self._count + index, self._block_size)
+        place = index if index >= 0 else self._count + index
+        return self._content.block_key(place, self._block_size, self._lookahead)
 
 
-def sequence(request: TraceRequest, number: int, content: Content, block_sizes: set[int]) -> Sequence:
-    """Return a sequence with a request's lengths and `number` as its id."""
+def sequence(
+    request: TraceRequest, number: int, content: Content, block_sizes: set[int], lookahead: int = 0
+) -> Sequence:
+    """Return a sequence with a request's lengths and `number` as its id; lookahead: of the blocks' names."""
     seq = Sequence(
         str(number), cast("list[int]", TokenCount(request.prompt_tokens)), request.output_tokens
     )  # the scheduler only counts them
     num_tokens = request.prompt_tokens + request.output_tokens
-    names: dict[int, Any] = {size: BlockKeys(content, size, num_tokens // size) for size in block_sizes}
+    names: dict[int, Any] = {size: BlockKeys(content, size, num_tokens // size, lookahead) for size in block_sizes}
     seq.block_hashes = names
     return seq
 

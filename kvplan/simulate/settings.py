@@ -90,7 +90,8 @@ def space(
 
     host  bytes of a server's host memory that may store KV
     """
-    sizes = [size for size in (1, 2, 4, 8, 16) if num_gpus % size == 0]
+    replicas = gpus_per_rank(base)
+    sizes = [size for size in (1, 2, 4, 8, 16) if num_gpus % (size * replicas) == 0]
     if "tensor_parallel_size" in stated:
         sizes = [base.args.tensor_parallel_size]
     values: dict[str, tuple[Any, ...]] = {
@@ -106,4 +107,9 @@ def space(
         values["enable_prefix_caching"] = (None,)
     if host:
         values["kv_offloading_size"] = (None, host)
-    return Space(tuple((size, num_gpus // size) for size in sizes), values)
+    return Space(tuple((size, num_gpus // (size * replicas)) for size in sizes), values)
+
+
+def gpus_per_rank(base: Request) -> int:
+    """GPUs of a server for each tensor rank: its data-parallel ranks, if they have GPUs of their own."""
+    return 1 if base.args.enable_dp_attention else base.args.data_parallel_size

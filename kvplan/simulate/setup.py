@@ -1,7 +1,7 @@
 """Conversion of a plan to a simulation: scheduler limits, pool and groups as in the server."""
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal, assert_never
+from typing import Any, Final, Literal, assert_never
 
 from engine.block_manager import FullGroup, Group, WindowGroup
 from engine.states import MambaGroup
@@ -14,7 +14,9 @@ from kvplan.servers.base import abilities_of, flag_of, titles
 from kvplan.servers.plans.pool import KVGroup, chunk_bytes, offloaded_bytes
 from kvplan.servers.words.command import ServeCommand
 from kvplan.simulate import prompts_first_run
+from kvplan.simulate.adapters import AdapterRun, Adapters
 from kvplan.simulate.arrivals import Arrivals
+from kvplan.simulate.drafts import Drafts, MoreTime, PromptsFirstDrafts, SpeculativeRun
 from kvplan.simulate.host import Intake
 from kvplan.simulate.kernels.layers import peers_of
 from kvplan.simulate.loop import Simulation
@@ -39,6 +41,8 @@ class Setup:
     tiers: tuple[TierSpec, ...] = ()
     chunk_tokens: int | None = None
     allocator: Literal["paged", "contiguous"] = "paged"
+    drafts: Drafts | None = None
+    adapters: Adapters | None = None
 
     def run(self, arrivals: Arrivals, run_len: int | None = None, *, caches: bool = True) -> Run:
         """Return a new run over these arrivals; event-driven (with the same figures) if requests share no prefix.
@@ -47,7 +51,8 @@ class Setup:
                 is the same, and faster, until one is preempted
         """
         by_step = self.simulation(arrivals, run_len)
-        if isinstance(by_step, PromptsFirstRun) or by_step.tiers is not None or runs_whole_prompts(self.plan):
+        others = by_step.tiers is not None or self.drafts or self.adapters or runs_whole_prompts(self.plan)
+        if isinstance(by_step, PromptsFirstRun) or others:
             return by_step
         if not is_unshared(by_step.config, by_step.groups, by_step.reaches, run_len):
             if caches or run_len is not None or any(isinstance(group, MambaGroup) for group in by_step.groups):
@@ -70,16 +75,21 @@ class Setup:
                 flag = "--tier" if self.tiers else "--baseline"
                 raise UsageError(flag, "needs vLLM's scheduler", "use --engine vllm, or remove it")
             limits = prompts_first_run.limits_of(self.plan)
-            return PromptsFirstRun(
-                config=prompts_first_run.config_of(limits),
-                num_blocks=limits.num_tokens,
-                groups=(),
-                reaches=tuple(kind.reach for kind in attention_kinds(self.plan)),
-                step_time=self.step_time,
-                arrivals=arrivals,
-                run_len=run_len,
-                limits=limits,
-            )
+            common: dict[str, Any] = {
+                "config": prompts_first_run.config_of(limits),
+                "num_blocks": limits.num_tokens,
+                "groups": (),
+                "reaches": tuple(kind.reach for kind in attention_kinds(self.plan)),
+                "arrivals": arrivals,
+                "run_len": run_len,
+                "limits": limits,
+            }
+            if self.drafts is None:
+                return PromptsFirstRun(step_time=self.step_time, **common)
+            times = MoreTime(self.step_time, self.drafts.text)
+            return PromptsFirstDrafts(step_time=times, drafts=self.drafts, **common)
+        if self.drafts is not None or self.adapters is not None:
+            return self._step_by_step(arrivals, run_len)
         is_whole = runs_whole_prompts(self.plan)
         return Simulation(
             config=scheduler_config(self.plan, self.allocator),
@@ -94,8 +104,30 @@ class Setup:
             num_spare_blocks=NUM_SPARE_BLOCKS if is_whole else 0,
         )
 
+    @property
+    def does(self) -> str:
+        """What a step does beside the model's own work, as text."""
+        other = self.drafts or self.adapters
+        return "" if other is None else other.text
 
-DRAFTED: Final = "remove it: how many draft tokens are accepted is not modeled"
+    def _step_by_step(self, arrivals: Arrivals, run_len: int | None) -> Simulation:
+        """A run with drafts or adapters, whose steps differ."""
+        common: dict[str, Any] = {
+            "num_blocks": self.plan.capacity.num_blocks,
+            "groups": groups(self.plan),
+            "reaches": tuple(kind.reach for kind in attention_kinds(self.plan)),
+            "step_time": MoreTime(self.step_time, self.does),
+            "arrivals": arrivals,
+            "run_len": run_len,
+            "jump": False,
+        }
+        config = scheduler_config(self.plan, "paged")
+        if self.drafts is None:
+            return AdapterRun(config=config, adapters=self.adapters, **common)
+        return SpeculativeRun(config=replace(config, drafts=self.drafts.rules), drafts=self.drafts, **common)
+
+
+DRAFTED: Final = "remove it, or ask `kvplan simulate`, which takes a stated acceptance"
 OFFLOADED: Final = "remove it: the time to fetch weights from the host is not modeled"
 
 
@@ -105,7 +137,7 @@ def check(
     """Raise an error with a remedy if the simulation does not model the plan or the server does not start.
 
     specs   offloading tiers
-    drafts  True if the number of accepted draft tokens is stated
+    drafts  True if drafts are simulated
     ranks   True if each data-parallel rank is simulated
     hands_over  True if prompts are handed over to other servers
     """
@@ -159,6 +191,8 @@ def refuse_unmodeled(
         prompts_first_run.check(plan)
         return
     check_tiers(plan, specs, hands_over=hands_over)
+    if runs_whole_prompts(plan) and args.num_speculative_tokens:
+        raise UsageError("simulate", "drafts of vLLM's first engine cannot be simulated", "use vllm@0.10 or newer")
     if plan.request.spec.is_compressed_mla:
         raise UnsupportedModelError(f"simulate: {name}", "pages of several sizes in one pool cannot be simulated")
     if not args.enable_chunked_prefill and plan.settings.max_num_batched_tokens < plan.capacity.max_model_len:
@@ -220,7 +254,7 @@ def _group(group: KVGroup, name: str) -> Group:
                 "use --no-enable-prefix-caching, or vllm@0.28 or newer",
             )
         case "state":
-            return MambaGroup(first.block_size, checkpoint_alignment=first.checkpoint_alignment)
+            return MambaGroup(first.block_size, first.extra, first.checkpoint_alignment)
         case "ring":
             raise UnsupportedModelError(f"simulate: {name}", "a ring of index keys cannot be simulated")
         case "cross":

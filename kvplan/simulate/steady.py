@@ -108,7 +108,7 @@ def rated(shared: tuple[Request, Demand, Means], setting: Setting) -> Rated | Re
     base, demand, means = shared
     try:
         the_plan = plan(setting.request(base))
-        check(the_plan, demand.tiers(setting))
+        check(the_plan, demand.tiers(setting), ranks=True)
         times = demand.times(the_plan)
     except KvplanError as error:
         return Refused(setting, error.problem)
@@ -121,7 +121,7 @@ def steady(setting: Setting, the_plan: Plan, times: StepTime, demand: Demand, me
     For users, or all at once, that number is the highest possible; for a rate, the one with the highest rate within
     the targets.
     """
-    settings = the_plan.settings
+    settings, replicas = the_plan.settings, setting.replicas * the_plan.request.args.data_parallel_size
     blocks = the_plan.pool.allocated_blocks(max(1, round(means.prompt + means.output / 2)))
     highest = max(1.0, min(settings.max_num_seqs, the_plan.capacity.num_blocks / max(1, blocks)))
     computed = means.computed if settings.prefix_caching else means.prompt
@@ -131,14 +131,14 @@ def steady(setting: Setting, the_plan: Plan, times: StepTime, demand: Demand, me
     }
     best = Rated(setting, 0.0, 0.0, inf)
     if demand.how == "users":
-        highest = min(highest, max(1.0, demand.users / setting.replicas))
+        highest = min(highest, max(1.0, demand.users / replicas))
     if not is_prompts_first(the_plan):
         # Prefill and decode share a step's token budget: no more than this decode while prompts always wait.
         highest = max(1.0, min(highest, settings.max_num_batched_tokens / (1 + computed / max(1.0, means.output))))
     capacity, is_within = 0.0, True
     for count in (highest,) if demand.how != "rate" else up_to(highest):
         mean = step(the_plan, times, means, count, computed)
-        rate = setting.replicas * min(count / (max(1.0, means.output) * mean.tpot), most_taken_in(times, means))
+        rate = replicas * min(count / (max(1.0, means.output) * mean.tpot), most_taken_in(times, means))
         capacity = max(capacity, rate)
         is_within = is_within and mean.tpot <= limits["tpot"]
         is_within = is_within and (demand.how != "rate" or mean.first <= limits["ttft"])

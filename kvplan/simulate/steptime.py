@@ -16,6 +16,7 @@ from kvplan.models.spec import (
     KeyIndex,
     LatentAttention,
     LayerCache,
+    ModelSpec,
     RecurrentState,
     SlidingWindow,
     SparseIndexer,
@@ -56,9 +57,9 @@ class Attention:
     token_bytes: int
 
 
-def attention_kinds(plan: Plan) -> tuple[Attention, ...]:
-    """Return a rank's attention layers by reach, in model order, without recurrent states."""
-    spec, tp = plan.request.spec, plan.request.args.tensor_parallel_size
+def attention_kinds(plan: Plan, draft: ModelSpec | None = None) -> tuple[Attention, ...]:
+    """Return attention layers of a rank, or of its draft, by reach, in model order, without recurrent states."""
+    spec, tp = draft or plan.request.spec, plan.request.args.tensor_parallel_size
     dtype = plan.settings.kv_dtype
     kinds: dict[int | None, int] = {}
     for caches in spec.layers:

@@ -1,6 +1,7 @@
 """Averages over time in a bounded number of buckets, however long the run."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 MAX_BUCKETS = 1024
 FIRST_WIDTH_S = 0.125
@@ -30,11 +31,14 @@ class Bucket:
         """Store sums to which the caller has added steps, and raise the peaks to the levels in them."""
         self.seconds = seconds
         self.sums[:] = sums
+        self.tokens += tokens
+        self.raise_peaks(levels)
+
+    def raise_peaks(self, levels: tuple[int, ...]) -> None:
         peaks = self.peaks
         for i, level in enumerate(levels):
             if level > peaks[i]:
                 peaks[i] = level
-        self.tokens += tokens
 
 
 class Timeline:
@@ -43,17 +47,21 @@ class Timeline:
     def __init__(self) -> None:
         self.width_s = FIRST_WIDTH_S
         self.buckets: list[Bucket] = []
+        self._last = Bucket(), inf, -inf  # the bucket of the last step, and its start and end
 
     def add(self, start: float, seconds: float, levels: tuple[int, ...], tokens: int) -> None:
         """Add a step: the levels while it ran, and the number of tokens it sampled."""
         bucket = self._bucket(start)
         bucket.seconds += seconds
         bucket.tokens += tokens
-        sums, peaks = bucket.sums, bucket.peaks
-        for i, level in enumerate(levels):
-            sums[i] += level * seconds
-            if level > peaks[i]:
-                peaks[i] = level
+        sums = bucket.sums
+        running, waiting, used, stored, slots = levels  # written out: it is called at every step
+        sums[0] += running * seconds
+        sums[1] += waiting * seconds
+        sums[2] += used * seconds
+        sums[3] += stored * seconds
+        sums[4] += slots * seconds
+        bucket.raise_peaks(levels)
 
     def add_wait(self, start: float, seconds: float, waiting: int) -> None:
         """Add the wait of a request that arrived during a step; waiting: queue length including it."""
@@ -63,17 +71,21 @@ class Timeline:
 
     def bucket(self, start: float) -> tuple[Bucket, float]:
         """Return the bucket of a step that begins at `start`, and the next bucket's start."""
-        bucket = self._bucket(start)
-        return bucket, (int(start / self.width_s) + 1) * self.width_s
+        return self._bucket(start), self._last[2]
 
     def _bucket(self, start: float) -> Bucket:
+        last, begin, end = self._last
+        if begin <= start < end:
+            return last
         index = int(start / self.width_s)
         while index >= MAX_BUCKETS:
             self._halve()
             index = int(start / self.width_s)
         while len(self.buckets) <= index:
             self.buckets.append(Bucket())
-        return self.buckets[index]
+        bucket = self.buckets[index]
+        self._last = bucket, index * self.width_s, (index + 1) * self.width_s  # exact: widths are powers of two
+        return bucket
 
     def _halve(self) -> None:
         merged = []

@@ -19,7 +19,7 @@ from kvplan.servers.base import abilities_of, titles
 from kvplan.simulate import slo
 from kvplan.simulate.load import ONE_LOAD, Load, LoadWords, Tell, check_lengths, load_of
 from kvplan.simulate.question import parse_tier, say_how_steady
-from kvplan.simulate.settings import space
+from kvplan.simulate.settings import gpus_per_rank, space
 from kvplan.simulate.setup import check_tiers, refuse_reordering
 from kvplan.simulate.steady import Demand, How
 from kvplan.simulate.tiers import TierSpec
@@ -29,7 +29,6 @@ NUM_REQUESTS: Final = "2000"
 MOST_GPUS: Final = 1024
 HIGHEST_RATE: Final = "the highest rate within the targets"  # what is sought where no --rate is given
 SOUGHT: Final = {  # engine arguments that the search must be free to change
-    "data_parallel_size": "the number of servers follows from --num-gpus and --tp",
     "pipeline_parallel_size": "stages cannot be simulated",
 }
 
@@ -135,12 +134,15 @@ def base_of(inputs: Inputs) -> Request:
 
 
 def num_gpus_of(question: TuneQuestion, base: Request, stated: frozenset[str]) -> int:
-    ranks = base.args.tensor_parallel_size
+    replicas = gpus_per_rank(base)
+    ranks = base.args.tensor_parallel_size * replicas
     if question.num_gpus is None:
         return ranks
     count = parse_count(question.num_gpus, "--num-gpus", MOST_GPUS)
-    if "tensor_parallel_size" in stated and count % ranks:
-        raise UsageError(f"--num-gpus {count}", f"is not a multiple of --tp {ranks}", "change one of them")
+    own = ranks if "tensor_parallel_size" in stated else replicas
+    if count % own:
+        what = f"the {own} GPUs of a server" if replicas > 1 else f"--tp {own}"
+        raise UsageError(f"--num-gpus {count}", f"is not a multiple of {what}", "change one of them")
     return count
 
 

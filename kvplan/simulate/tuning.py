@@ -83,7 +83,7 @@ def tried(shared: tuple[Request, Demand], task: Task) -> Tried:
     server = Server(the_plan, demand, task.setting, task.end)
     if demand.how != "rate":
         run = server.run(None)
-        rate = 0.0 if run is None else run.result.requests_per_s * task.setting.replicas
+        rate = 0.0 if run is None else run.result.requests_per_s * server.replicas
         return Tried(task.setting, rate, run, task.least)
     return replace(server.search(task), setting=task.setting, least=task.least)
 
@@ -92,7 +92,8 @@ class Server:
     """One of a setting's servers, each with an equal share of the load."""
 
     def __init__(self, the_plan: Plan, demand: Demand, setting: Setting, end: Literal["low", "likely", "high"]) -> None:
-        self.demand, self.replicas = demand, setting.replicas
+        self.demand = demand
+        self.replicas = setting.replicas * the_plan.request.args.data_parallel_size  # each rank has its own scheduler
         self.spans, tiers = demand.ranges(the_plan), demand.tiers(setting)
         times, factors = demand.times(the_plan), dict.fromkeys(self.spans.times, 1.0)
         if end != "likely":

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import cycle, islice
 from math import inf
 from typing import Any, Final, Literal
 
@@ -21,13 +20,13 @@ from engine.extensions import ExtendedConfig
 from engine.scheduler import PrefixCacheStats
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
+from kvplan.simulate.kernels.line import Line
 from kvplan.simulate.records import Records
-from kvplan.simulate.steptime import StepTime
+from kvplan.simulate.steptime import StepTime, line_seconds
 from kvplan.simulate.timeline import Timeline
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest
 
-SHORT: Final = 8  # fewest steps for which counting blocks ahead pays off
 State = Literal["waiting", "reading", "decoding", "ending", "gone"]
 
 
@@ -43,6 +42,7 @@ class Live:
     length    total tokens at which it ends
     known     tokens to prefill: its prompt, and after a preemption also its output so far
     computed  computed tokens during prefill; during decode they are `offset` + the number of the last scheduled step
+    blocks    allocated blocks; while it decodes they are as many as its computed tokens fill (`_blocks`)
     order     order of admission
     begun     step that computed the last of its known tokens, or None
     stalled   last step that it skipped for lack of a block, or None
@@ -68,14 +68,21 @@ class Live:
     loaded: int = 0
 
 
-@dataclass(slots=True)
 class ScheduledStep:
-    """A scheduled batch: its work, and the requests that get their first and their last token from it."""
+    """A scheduled batch: seconds, tokens it samples, and the requests that get their first and last token from it.
 
-    work: StepWork
-    firsts: list[Live] = field(default_factory=list)
-    lasts: list[Live] = field(default_factory=list)
-    is_plain: bool = False  # all its sequences decode and none ends
+    seconds  None: no token is computed
+    """
+
+    __slots__ = ("firsts", "lasts", "samples", "seconds")
+
+    def __init__(self, seconds: float | None = None, samples: int = 0) -> None:
+        self.seconds, self.samples = seconds, samples
+        self.firsts: list[Live] = []
+        self.lasts: list[Live] = []
+
+
+PLAIN: Final = ScheduledStep()  # stands for a batch of all decoding requests, in which none ends
 
 
 class Pool:
@@ -178,6 +185,8 @@ class Unshared:
 
     _size: int = field(init=False)
     _pool: Pool = field(init=False)
+    _is_late: bool = field(init=False)  # the step that runs was scheduled one step earlier
+    _watermark: int = field(init=False)
     _waiting: deque[Live] = field(default_factory=deque)
     _running: list[Live] = field(default_factory=list)
     _reading: Live | None = None  # request in chunked prefill: the last one admitted
@@ -187,13 +196,16 @@ class Unshared:
     _decoding: int = 0  # number of decoding requests; _read: their computed tokens
     _read: int = 0
     _stored: int = 0
-    _growing: dict[int, list[Live]] = field(default_factory=dict)  # step -> requests that need a block then
+    _growing: list[int] = field(init=False)  # by step modulo block size: decoding requests that need a block then
     _ending: dict[int, list[Live]] = field(default_factory=dict)  # step -> requests that get their last token then
     _agenda: list[int] = field(default_factory=list)  # a heap of these steps
 
     def __post_init__(self) -> None:
         self._size = self.groups[0].block_size
         self._pool = Pool(self.num_blocks - 1, keeps=self.config.enable_prefix_caching)
+        self._growing = [0] * self._size
+        self._is_late = self.config.batch_queue_depth == 2
+        self._watermark = int(self.config.watermark * self.num_blocks)
 
     @property
     def num_usable_blocks(self) -> int:
@@ -223,7 +235,7 @@ class Unshared:
                 continue
             if self.clock >= until:
                 return
-            if not self._is_plain() or not self._decode(until if next_at is None or next_at > until else next_at):
+            if not self._decode(until if next_at is None or next_at > until else next_at):
                 self._iterate()
             if self.stop is not None and self.stop(self):
                 return
@@ -241,8 +253,7 @@ class Unshared:
             return self.clock
         # No step takes less time than the next one would take now, as the KV that is read only grows.
         steps = min(self._ending) - self._number + self.config.batch_queue_depth - 1
-        work = StepWork(self._decoding, self._decoding, self._decoding, (self._read,), (self._read,))
-        return self.clock + steps * self.step_time.seconds(work) * (1 - 1e-9)
+        return self.clock + steps * self._decode_seconds() * (1 - 1e-9)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -286,75 +297,76 @@ class Unshared:
 
     def _iterate(self) -> None:
         """Schedule a step; run the oldest one if the batch queue is full."""
+        before = self._pending
+        if before is PLAIN:
+            before = ScheduledStep(self._decode_seconds(), self._decoding)
         self._number += 1
         step = self._schedule()
-        if self.config.batch_queue_depth == 1:
+        if not self._is_late:
             self._run(step)
             return
-        before, self._pending = self._pending, step
+        self._pending = step
         if before is not None:
             self._run(before)
-        elif not step.work.num_tokens:
+        elif step.seconds is None:
             self._pending = None
 
+    def _decode_seconds(self) -> float:
+        """Return the time of a step in which all decoding requests compute the last of their tokens."""
+        return line_seconds(self._line(PLAIN, self._decoding, self._read), self._read)
+
     def _schedule(self) -> ScheduledStep:
-        number, size, pool = self._number, self._size, self._pool
-        while self._agenda and self._agenda[0] <= number:
-            heappop(self._agenda)
-        growing = [
-            seq
-            for seq in self._growing.pop(number, ())
-            if seq.offset + number - 1 == seq.blocks * size and seq.state == "decoding"
-        ]
-        if self.num_preemptions and len(growing) > 1:  # planned before a preemption and again after it
-            growing = list(dict.fromkeys(growing))
-        needed = len(growing)
-        lasts = [
-            seq
-            for seq in self._ending.pop(number, ())
-            if seq.state == "decoding" and seq.offset + number == seq.length - 1
-        ]
-        reading = self._reading
+        number, size, pool, reading = self._number, self._size, self._pool, self._reading
+        needed, lasts = self._growing[number % size], self._take_lasts()
         part, more = 0, 0
         if reading is not None:
             part = min(reading.known - reading.computed, self.config.max_num_batched_tokens - self._decoding)
             more = max(0, -(-(reading.computed + part) // size) - reading.blocks)
         if needed + more > pool.free:
-            return self._schedule_short(growing, lasts)
+            return self._schedule_short(lasts)
         if needed:
             pool.take(needed)
-            for seq in growing:
-                seq.blocks += 1
-                self._plan_growth(seq)
-        self._read += self._decoding
-        self._stored += self._decoding
-        step = ScheduledStep(StepWork())
         count = self._decoding
+        self._read += count
+        self._stored += count
+        step = ScheduledStep()
         load = [count, count, count, self._read, self._read, 0, 0, 0]
         if reading is not None:
             if more:
                 pool.take(more)
                 reading.blocks += more
             self._compute(reading, part, load, step)
-        self._finish(lasts, step)
-        self._admit(self.config.max_num_batched_tokens - load[0], load, step)
-        step.is_plain = load[0] == count and not step.lasts
+        if lasts:
+            self._finish(lasts, step)
+        if self._waiting:
+            self._admit(self.config.max_num_batched_tokens - load[0], load, step)
         self._seal(step, load)
         return step
 
+    def _take_lasts(self) -> list[Live]:
+        """Return the requests that get their last token in this step, which are no longer on the agenda."""
+        number, agenda = self._number, self._agenda
+        if not agenda or agenda[0] > number:
+            return []
+        heappop(agenda)
+        there = self._ending.pop(number)
+        return [seq for seq in there if seq.state == "decoding" and seq.offset + number == seq.length - 1]
+
     def _seal(self, step: ScheduledStep, load: list[int]) -> None:
-        if len(step.lasts) > 1:
-            step.lasts.sort(key=_order)
         tokens, samples, seqs, read, pairs, prompts, prompt_tokens, own = load
-        step.work = StepWork(tokens, samples, seqs, (read,), (pairs,), prompts, prompt_tokens, (own,))
+        if tokens:
+            work = StepWork(tokens, samples, seqs, (read,), (pairs,), prompts, prompt_tokens, (own,))
+            step.seconds, step.samples = self.step_time.seconds(work), samples
 
     def _finish(self, lasts: list[Live], step: ScheduledStep) -> None:
         """Remove the requests that get their last token in this step from the decoding ones."""
         for seq in lasts:
             seq.state = "ending"
             self._decoding -= 1
-            self._read -= seq.length - 1
+            self._growing[(1 - seq.offset) % self._size] -= 1
             seq.computed = seq.length - 1
+            seq.blocks = -(-seq.computed // self._size)
+            self._read -= seq.computed
         step.lasts += lasts
 
     def _compute(self, seq: Live, part: int, load: list[int], step: ScheduledStep) -> None:
@@ -388,16 +400,14 @@ class Unshared:
         seq.state = "decoding"
         self._decoding += 1
         self._read += end
-        self._plan_growth(seq)
-        self._put(self._ending, seq.length - 1 - seq.offset, seq)
+        self._growing[(1 - seq.offset) % self._size] += 1
+        self._plan_end(seq)
 
-    def _plan_growth(self, seq: Live) -> None:
-        self._put(self._growing, seq.blocks * self._size + 1 - seq.offset, seq)
-
-    def _put(self, events: dict[int, list[Live]], number: int, seq: Live) -> None:
-        there = events.get(number)
+    def _plan_end(self, seq: Live) -> None:
+        number = seq.length - 1 - seq.offset
+        there = self._ending.get(number)
         if there is None:
-            events[number] = [seq]
+            self._ending[number] = [seq]
             heappush(self._agenda, number)
         else:
             there.append(seq)
@@ -432,10 +442,6 @@ class Unshared:
             self._compute(seq, part, load, step)
             budget -= part
 
-    @property
-    def _watermark(self) -> int:
-        return int(self.config.watermark * self.num_blocks)
-
     def _count(self, seq: Live, hit: int) -> None:
         stats = self.prefix_cache_stats
         if seq.preemptions:
@@ -448,15 +454,19 @@ class Unshared:
 
     def _run(self, step: ScheduledStep) -> None:
         """Advance the clock by a step and process its tokens."""
-        work = step.work
-        if work.num_tokens:
-            seconds = self.step_time.seconds(work)
+        if step.seconds is not None:
             self.counts.steps += 1
             used = self.num_blocks - 1 - self._pool.free
             levels = (len(self._running), len(self._waiting), used, self._stored, used * self._size)
-            self.timeline.add(self.clock, seconds, levels, work.num_samples)
-            self.counts.output_tokens += work.num_samples
-            self.clock += seconds
+            self.timeline.add(self.clock, step.seconds, levels, step.samples)
+            self.counts.output_tokens += step.samples
+            self.clock += step.seconds
+        self._process(step)
+
+    def _process(self, step: ScheduledStep) -> None:
+        """Process the tokens of a step that has run."""
+        if len(step.lasts) > 1:
+            step.lasts.sort(key=_order)
         for seq in step.lasts:
             if seq.state == "ending":
                 self._running.remove(seq)
@@ -464,21 +474,27 @@ class Unshared:
                 self._pool.give_back(seq.blocks, seq.computed // self._size)
             else:  # preempted while its last token was in flight
                 self._waiting.remove(seq)
-        for seq in step.firsts:
-            if seq.first_token is None:
-                seq.first_token = self.clock
+        self._give_first_tokens(step)
         for seq in step.lasts:
             self._end(seq)
 
+    def _give_first_tokens(self, step: ScheduledStep) -> None:
+        for seq in step.firsts:
+            if seq.first_token is None:
+                seq.first_token = self.clock
+
     # --- a step for which there are too few blocks --------------------------------------------------------------
 
-    def _schedule_short(self, growing: list[Live], lasts: list[Live]) -> ScheduledStep:
+    def _schedule_short(self, lasts: list[Live]) -> ScheduledStep:
         """Schedule sequences one by one, as the engine's scheduler does, preempting the last admitted."""
         number, size, pool = self._number, self._size, self._pool
         budget = self.config.max_num_batched_tokens
         placed: dict[Live, int] = {}
         gave_way: list[Live] = []
         failed: list[Live] = []
+        for seq in self._running:
+            if seq.state == "decoding":
+                seq.blocks = -(-(seq.offset + number - 1) // size)
         for seq in tuple(self._running):
             if seq.state in ("waiting", "gone", "ending"):
                 continue
@@ -509,27 +525,25 @@ class Unshared:
             placed[seq] = part
             budget -= part
         # Decoding sequences that were placed compute a token; the others skip this step.
-        step, load = ScheduledStep(StepWork()), [0, 0, 0, 0, 0, 0, 0, 0]
+        step, load = ScheduledStep(), [0, 0, 0, 0, 0, 0, 0, 0]
         self._decoding = self._read = 0
+        self._growing = [0] * size
         for seq in self._running:
             if seq.state != "decoding":
                 continue
             if seq not in placed:
                 seq.stalled = number
                 seq.offset -= 1
-                self._put(self._ending, seq.length - 1 - seq.offset, seq)
+                self._plan_end(seq)
             else:
                 self._stored += 1
                 load[0] += 1
                 load[3] += seq.offset + number
             self._decoding += 1
+            self._growing[(1 - seq.offset) % size] += 1
             self._read += seq.offset + number
-        for seq in growing:
-            if seq.state == "decoding":
-                self._plan_growth(seq)
         load[1] = load[2] = load[0]
         load[4] = load[3]
-        count = load[0]
         reading = self._reading
         if reading is not None and reading in placed:
             self._compute(reading, placed[reading], load, step)
@@ -538,12 +552,11 @@ class Unshared:
             self._end(seq, failed=True)
         if not gave_way and not failed:
             self._admit(budget, load, step)
-        step.is_plain = load[0] == count == self._decoding and not step.lasts
         self._seal(step, load)
         return step
 
     def _in_flight(self, seq: Live) -> bool:
-        return self.config.batch_queue_depth == 2 and seq.stalled != self._number - 1
+        return self._is_late and seq.stalled != self._number - 1
 
     def _computed(self, seq: Live) -> int:
         """Return a running sequence's tokens that are computed or in flight before this step."""
@@ -580,184 +593,110 @@ class Unshared:
 
     # --- several steps at once ----------------------------------------------------------------------------------
 
-    def _is_plain(self) -> bool:
-        """True if the next step decodes one token of every running sequence and admits none."""
-        count = self._decoding
-        if not count or count != len(self._running):
-            return False
-        if self.config.batch_queue_depth == 2:
-            pending = self._pending
-            if pending is None or not pending.is_plain or pending.work.num_tokens != count:
-                return False
-        return not self._waiting or self._is_stuck()
-
     def _is_stuck(self) -> bool:
-        """True if the first waiting request cannot be admitted before a running one ends."""
-        if self._decoding >= min(self.config.max_num_seqs, self.config.max_num_batched_tokens):
+        """True if the first waiting request cannot be admitted before a running one gets its last token."""
+        config = self.config
+        if len(self._running) >= config.max_num_seqs or self._decoding >= config.max_num_batched_tokens:
             return True
         return -(-self._waiting[0].known // self._size) > self._pool.free - self._watermark
 
     def _decode(self, bound: float) -> int:
-        """Run the steps before the next end of a request that begin before `bound`; return their number."""
-        return self._glide(bound) or self._walk(bound)
+        """Run the steps that begin before `bound` and schedule one token of every decoding request and nothing else,
+        at most until a request ends; return their number.
 
-    def _glide(self, bound: float) -> int:
-        """Run the steps at once if there are enough blocks and step time grows along a line; return 0 if not, or if too
-        few. Each sequence needs a block every `size` steps, so blocks are counted by the step's index modulo `size`.
+        Each sequence needs a block every `size` steps, so blocks are counted by the step's index modulo `size`.
         """
-        size, count, pool, times = self._size, self._decoding, self._pool, self.step_time
-        if self._waiting:
+        count, is_late = self._decoding, self._is_late
+        if not count or self._reading is not None or (self._waiting and not self._is_stuck()):
             return 0
-        first, clock = self._number, self.clock
-        steps = min(self._ending) - 1 - first
-        if steps * count > size * (pool.free - count) or steps < SHORT:
+        if is_late and (self._pending is None or (self._pending.seconds is None and self._pending is not PLAIN)):
             return 0
-        is_late = self.config.batch_queue_depth == 2  # the step that runs was scheduled one step earlier
-        now = self._read if is_late else self._read + count
-        line = times.line(count, now)
-        if line is None or clock + SHORT * (line.base + line.slope * now) > bound:
-            return 0
-        base, slope, until, least = line
-        growths = [0] * size
-        for seq in self._running:
-            growths[(-first - seq.offset) % size] += 1  # in the step after its blocks are full
-        stored, used, number, horizon = self._stored, self.num_blocks - 1 - pool.free, first, first + steps
-        num_running = len(self._running)
-        while clock < bound and number < horizon:
-            if now > until:
-                line = times.line(count, now)
-                assert line is not None
-                base, slope, until, least = line
-            bucket, edge = self.timeline.bucket(clock)
+        size, growing, timeline, usable = self._size, self._growing, self.timeline, self.num_blocks - 1
+        number = first = self._number
+        clock, read, stored, used = self.clock, self._read, self._stored, usable - self._pool.free
+        num_running, num_waiting, used_before = len(self._running), len(self._waiting), used
+        done: ScheduledStep | None = None
+        while clock < bound and used + growing[(number + 1) % size] <= usable:
+            bucket, edge = timeline.bucket(clock)
             seconds_sum, (running_sum, waiting_sum, used_sum, stored_sum, _) = bucket.seconds, bucket.sums
-            limit, begun, place = min(bound, edge), number, (number - first) % size
-            # Add step by step, as the clock does: sums of products would differ in their last bits.
-            for taken in islice(cycle(growths[place:] + growths[:place]), horizon - number):
-                used += taken
-                stored += count
-                number += 1
-                seconds = base + slope * now
-                if seconds < least:
-                    seconds = least
-                now += count
-                seconds_sum += seconds
-                running_sum += num_running * seconds
-                used_sum += used * seconds
-                stored_sum += stored * seconds
-                clock += seconds
-                if clock >= limit or now > until:
-                    break
-            sums = running_sum, waiting_sum, used_sum, stored_sum, used_sum * size
-            levels = num_running, 0, used, stored, used * size
-            bucket.put(seconds_sum, sums, levels, (number - begun) * count)
-        pool.take(used - (self.num_blocks - 1 - pool.free))
-        for seq in self._running:
-            blocks = -(-(seq.offset + number) // size)
-            if blocks > seq.blocks:
-                seq.blocks = blocks
-                self._plan_growth(seq)
-        while self._agenda[0] <= number:
-            self._growing.pop(heappop(self._agenda), None)
-        self._read += count * (number - first)
-        self._number, self.clock, self._stored = number, clock, stored
-        self._note_decoded(number - first, is_late=is_late)
-        return number - first
-
-    def _note_decoded(self, steps: int, *, is_late: bool) -> None:
-        count, read = self._decoding, self._read
-        self.counts.steps += steps
-        self.counts.jumped += steps
-        self.counts.output_tokens += steps * count
-        if is_late:
-            self._pending = ScheduledStep(StepWork(count, count, count, (read,), (read,)), is_plain=True)
-
-    def _ahead(self, number: int) -> tuple[int, list[Live]] | None:
-        """Return (last step of this kind, requests that begin a block in the next); None if that is of another kind."""
-        agenda = self._agenda
-        while agenda[0] <= number:
-            heappop(agenda)
-        if agenda[0] - 1 > number:
-            return agenda[0] - 1, []
-        last, size = number + 1, self._size
-        if last in self._ending:
-            return None
-        there = self._growing.pop(last, [])
-        changed = [seq for seq in there if seq.offset + number == seq.blocks * size and seq.state == "decoding"]
-        if self.num_preemptions and len(changed) > 1:  # planned before a preemption and again after it
-            changed = list(dict.fromkeys(changed))
-        if len(changed) > self._pool.free:
-            self._growing[last] = there
-            return None
-        return last, changed
-
-    def _walk(self, bound: float) -> int:
-        """Run the steps from one block allocation to the next; return their number."""
-        size, count, pool = self._size, self._decoding, self._pool
-        number, first = self._number, self._number
-        clock, read, stored = self.clock, self._read, self._stored
-        num_running, num_waiting = len(self._running), len(self._waiting)
-        used = self.num_blocks - 1 - pool.free
-        is_late = self.config.batch_queue_depth == 2  # the step that runs was scheduled one step earlier
-        times = self.step_time
-        line = times.line(count, read if is_late else read + count)
-        base, slope, until, least = (0.0, 0.0, -1.0, 0.0) if line is None else line
-        bucket, edge, limit, begun = None, clock, bound, number
-        seconds_sum = running_sum = waiting_sum = used_sum = stored_sum = 0.0
-        while clock < bound:
-            ahead = self._ahead(number)
-            if ahead is None:
-                break
-            last, changed = ahead
-            if clock >= edge:
-                if bucket is not None:
-                    sums = running_sum, waiting_sum, used_sum, stored_sum, used_sum * size
-                    levels = num_running, num_waiting, used, stored, used * size
-                    bucket.put(seconds_sum, sums, levels, (number - begun) * count)
-                bucket, edge = self.timeline.bucket(clock)
-                seconds_sum, (running_sum, waiting_sum, used_sum, stored_sum, _) = bucket.seconds, bucket.sums
-                limit, begun = min(bound, edge), number
-            if changed:
-                pool.take(len(changed))
-                used += len(changed)
-                for seq in changed:
-                    seq.blocks += 1
-                    self._plan_growth(seq)
-            # Add step by step, as the clock does: sums of products would differ in their last bits.
-            while number < last and clock < limit:
-                number += 1
-                stored += count
-                if is_late:
-                    now = read
-                    read += count
-                else:
-                    now = read = read + count
-                if now > until:
-                    if line is not None:
-                        line = times.line(count, now)
-                        assert line is not None
-                        base, slope, until, least = line
-                        seconds = max(base + slope * now, least)
+            limit, noted, tokens = min(bound, edge), number, 0
+            while clock < limit:
+                step = self._pending if is_late else PLAIN  # the next to run
+                is_plain, begun = step is PLAIN, number
+                base, slope, until, least = self._line(step, count, read if is_late else read + count)
+                last = self._agenda[0] if is_plain else number + 1
+                # Add step by step, as the clock does: sums of products would differ in their last bits.
+                while number < last and clock < limit:
+                    taken = growing[(number + 1) % size]
+                    if used + taken > usable:
+                        bound = limit = clock
+                        break
+                    number += 1
+                    used += taken
+                    stored += count
+                    if is_late:
+                        now = read
+                        read += count
                     else:
-                        seconds = times.seconds(StepWork(count, count, count, (now,), (now,)))
-                else:
+                        now = read = read + count
+                    if now > until:
+                        base, slope, until, least = self._line(PLAIN, count, now)
                     seconds = base + slope * now
                     if seconds < least:
                         seconds = least
-                seconds_sum += seconds
-                running_sum += num_running * seconds
-                waiting_sum += num_waiting * seconds
-                used_sum += used * seconds
-                stored_sum += stored * seconds
-                clock += seconds
-        steps = number - first
-        if not steps:
-            return 0
-        assert bucket is not None
-        sums = running_sum, waiting_sum, used_sum, stored_sum, used_sum * size
-        bucket.put(seconds_sum, sums, (num_running, num_waiting, used, stored, used * size), (number - begun) * count)
+                    seconds_sum += seconds
+                    running_sum += num_running * seconds
+                    waiting_sum += num_waiting * seconds
+                    used_sum += used * seconds
+                    stored_sum += stored * seconds
+                    clock += seconds
+                tokens += (number - begun) * (count if is_plain else step.samples)
+                if number == last:
+                    self._number, self.clock, self._read = number, clock, read
+                    done, is_over = self._turn(step)
+                    count, read = self._decoding, self._read
+                    if is_over:
+                        bound = limit = clock
+            if number > noted:
+                sums = running_sum, waiting_sum, used_sum, stored_sum, used_sum * size
+                bucket.put(seconds_sum, sums, (num_running, num_waiting, used, stored, used * size), tokens)
+                self.counts.output_tokens += tokens
+        if used > used_before:
+            self._pool.take(used - used_before)
         self._number, self.clock, self._read, self._stored = number, clock, read, stored
-        self._note_decoded(steps, is_late=is_late)
-        return steps
+        self.counts.steps += number - first
+        self.counts.jumped += number - first
+        if done is not None:
+            self._process(done)
+        return number - first
+
+    def _line(self, step: ScheduledStep, count: int, read: int) -> Line:
+        """Return the seconds of a step over the tokens it reads, at least as far as `read`."""
+        if step.seconds is not None:
+            return Line(step.seconds, 0.0)
+        line = self.step_time.line(count, read)
+        if line is None:
+            line = Line(self.step_time.seconds(StepWork(count, count, count, (read,), (read,))), 0.0, read)
+        return line
+
+    def _turn(self, step: ScheduledStep) -> tuple[ScheduledStep | None, bool]:
+        """Note who gets a last token from the step just scheduled, and a first one from `step`, which has run.
+
+        Return the step whose requests end now, if any, and whether the next step may be of another kind.
+        """
+        done = step if step.lasts else None
+        if step is not PLAIN:
+            self._pending = PLAIN
+            self._give_first_tokens(step)
+        lasts = self._take_lasts()
+        if lasts:
+            ahead = ScheduledStep(self._decode_seconds(), self._decoding)
+            self._finish(lasts, ahead)
+            if self._is_late:
+                self._pending = ahead
+            else:
+                done = ahead
+        return done, done is not None or not self._decoding or bool(lasts and self._waiting)
 
 
 def _order(seq: Live) -> int:

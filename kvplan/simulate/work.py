@@ -5,6 +5,7 @@ group a step has `read` (tokens whose KV it loads) and `pairs` ((query, key) pai
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.drafting import DraftStep
 from engine.scheduler import Batch
@@ -36,8 +37,7 @@ class Reach:
         return (first + self.tokens) * growing // 2 + self.tokens * (query_len - growing)
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """Work of one step.
 
     num_tokens    tokens computed
@@ -45,6 +45,7 @@ class StepWork:
     num_seqs      sequences in the step
     read, pairs   tokens read and (query, key) pairs, by kind of reach
     num_prompts, prompt_tokens, prompt_pairs  of these, the sequences that compute their prompt, their tokens and pairs
+    more          seconds of what else is done in it: a drafter's passes, adapters
     """
 
     num_tokens: int = 0
@@ -55,6 +56,7 @@ class StepWork:
     num_prompts: int = 0
     prompt_tokens: int = 0
     prompt_pairs: tuple[int, ...] = ()
+    more: float = 0.0
 
 
 def batch_work(batch: Batch, reaches: tuple[Reach, ...]) -> StepWork:

@@ -26,13 +26,14 @@ from kvplan.models.spec import (
     Sharing,
     SlidingWindow,
     Weight,
+    unique,
 )
 
 WNA16 = "moe_wna16"
 BLACKWELL = 100  # compute capability, times ten
 FLASHMLA_HEADS = 64  # and twice that; vLLM 0.33 models/deepseek_v4/nvidia/flashmla.py
 FULL_PRECISION = ("float32", "float")  # served in 16 bits, stored in 32
-BYTES = {"int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "mxfp8": 1}
+BYTES = {"int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "mxfp8": 1, "fp8": 1, "nvfp4": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,11 +313,27 @@ ONLINE = {
     "mxfp8": Scheme("mxfp8", 32),
     "mxfp4": Scheme("mxfp4", 32),
 }
+FIXED = {**ONLINE, "nvfp4": Scheme("nvfp4", 16, variant=WEIGHT_ONLY)}  # by the model, of some weights
+
+
+def table_scheme(stored: Quantization | None, name: str, layer: int | None) -> Scheme | None:
+    """Scheme of a table of n-grams that its config does not fix: FP8 checkpoints', or listed with its algorithm.
+
+    Source: vLLM 0.33 models/qwen4_exp/common/ngram_embedding.py (from_quant_config).
+    """
+    if stored is None or not (stored.mixed or stored.method == "fp8"):
+        return None
+    parts = [scheme_of(stored, layer, (part,), part) for part in (name, f"{name}.shard_0")]
+    if parts[0] is None or (parts[1] is None and not stored.mixed):
+        return None
+    return FIXED["nvfp4" if parts[0].kind == "nvfp4" else "fp8"]
 
 
 def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
-    if weight.dtype in ONLINE:  # fixed by the model
-        return ONLINE[weight.dtype]
+    if weight.dtype in FIXED:
+        return FIXED[weight.dtype]
+    if weight.serves == ("tables",):
+        return table_scheme(spec.quantization, weight.name, layer)
     if weight.group == "lm_head" and not weight.quantizable and spec.quantization is not None and online is None:
         return head_scheme(spec.quantization, spec.model_type)
     if not weight.quantizable or (weight.serves and online is not None):
@@ -539,8 +556,12 @@ def total_weights(spec: ModelSpec, layout: Layout) -> int:
 def num_params(spec: ModelSpec) -> Counter[str]:
     """Parameters of the whole model by tensor group, towers as `vision_audio`."""
     counts: Counter[str] = Counter()
-    for weight in spec.weights:
+    layers = Counter(map(id, spec.layer_weights))
+    for weight in spec.other_weights:
         counts[weight.group] += weight.num_params
+    for weights in unique(spec.layer_weights):
+        for weight in weights:
+            counts[weight.group] += layers[id(weights)] * weight.num_params
     return counts
 
 

@@ -27,7 +27,7 @@ FILE = "workloads.yaml"
 MAX_RATE = 1_000_000
 RATE = r"[0-9]{1,9}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,2})?"  # as JSON and Python write it
 # Percentiles at which workloads.yaml states lengths.
-POINTS: tuple[float, ...] = (0, 0.5, 1, 2, *range(5, 95, 5), 92.5, 95, 97, 98, 99, 99.5, 99.9, 100)
+POINTS = tuple(map(float, (0, 0.5, 1, 2, *range(5, 95, 5), 92.5, 95, 97, 98, 99, 99.5, 99.9, 100)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,7 @@ def thinned(trace: Trace, num_requests: int, seed: int = 0) -> Trace:
     """
     if num_requests > len(trace.requests):
         raise UsageError(
-            f"--num-requests {num_requests:,}",
-            f"the trace has {plural(len(trace.requests), 'request')}",
-            "lower it",
+            f"--num-requests {num_requests:,}", f"the trace has {plural(len(trace.requests), 'request')}", "lower it"
         )
     members: dict[int, list[int]] = {}
     for index, family in enumerate(families(trace.requests)):

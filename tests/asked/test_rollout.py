@@ -87,6 +87,38 @@ def test_what_sleeping_servers_held_is_within_the_range(row: dict[str, Any]) -> 
     assert asleep["server_low"] <= row["asleep"][0] <= row["asleep"][1] <= asleep["server_high"]
 
 
+SLIME = (
+    "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 2 --colocate --rollout-num-gpus-per-engine 2 "
+    "--sglang-mem-fraction-static 0.85 --hf-checkpoint meta-llama/Meta-Llama-3-8B-Instruct"
+)
+
+
+def test_what_sglang_keeps_asleep_is_within_the_range() -> None:
+    """Of 2 H200: 1.6 GB before the workers start, 1 GB of NCCL, 0.6 GB of graphs (sgl-project/sglang#7873)."""
+    asleep = phases(command=SLIME, gpu="h200", max_model_len=8192)["asleep"]
+    assert asleep["server_low"] <= 3.2e9 <= asleep["server_high"] < 2 * 3.2e9
+    assert asleep["rows"].keys() == {"context", "reserved"}
+
+
+def test_a_framework_s_own_switch_is_no_hint(run: Run) -> None:
+    result = run("estimate", "--from-command", SLIME, "--gpu", "h200", "--ctx", "8k")
+    assert "--enable-memory-saver" in result.out  # as the printed command has it
+    assert not any("--enable-memory-saver" in line for line in result.err.splitlines())
+
+
+def test_unsloth_is_offered_without_the_4_bits_that_the_server_no_longer_has(run: Run) -> None:
+    """vLLM 0.33 has no bitsandbytes; Unsloth's load_in_4bit is True by default (models/loader.py)."""
+    text = "FastLanguageModel.from_pretrained('meta-llama/Llama-3.1-8B-Instruct', fast_inference=True)"
+    document = kvplan.estimate(command=text, gpu="h100-80g", max_model_len=2048).to_dict()
+    assert not document["fits"]
+    assert document["fixes"][0]["flag"] == "without --quantization"
+    told = run("estimate", "--from-command", text, "--gpu", "h100-80g", "--ctx", "2k")
+    assert "--quantization is load_in_4bit" in told.err
+    assert kvplan.estimate(
+        command=text.replace(")", ", load_in_4bit=False)"), gpu="h100-80g", max_model_len=2048
+    ).plan.fits  # fmt: skip
+
+
 def test_server_others_and_what_is_left_make_the_gpu() -> None:
     options: dict[str, Any] = {"command": VERL, "gpu": "h100-80g", "max_model_len": 4096}
     document = kvplan.estimate(**options, memory_in_use="awake=10GiB,asleep=60GiB,waking=20GiB").to_dict()

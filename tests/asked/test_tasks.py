@@ -77,6 +77,15 @@ def test_a_task_of_skypilot_has_its_variable_where_the_number_of_gpus_is_no_choi
     assert (command.engine, command.model, command.args) == (None, "Qwen/Qwen3-8B", {"tensor_parallel_size": 1})
 
 
+def test_a_service_of_skypilot_has_replicas_and_nodes() -> None:
+    task = SKYPILOT.replace("--port", "--pipeline-parallel-size $SKYPILOT_NUM_NODES --port") + "num_nodes: 2\n"
+    (container,) = served(f"{task}service: {{replicas: 3}}\n", "file")
+    assert (container.replicas, container.num_pods) == (3, 2)
+    assert parse(task).args["pipeline_parallel_size"] == 2
+    policy = "service: {replica_policy: {min_replicas: 2, max_replicas: 5}}\n"
+    assert [place.replicas for place in served(task + policy, "file")] == [2]
+
+
 def test_a_role_based_group_has_servers_of_several_pods() -> None:
     (container,) = served(GROUP, "file")
     assert (container.id, container.replicas, container.num_pods, container.num_gpus) == ("chat-backend", 4, 2, 8)

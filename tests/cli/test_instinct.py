@@ -45,6 +45,13 @@ spec:
             "sweep qwen3-8b --gpu l40s --ctx 8k --engine vllm,sglang",
         ),
         ("cost qwen3-8b --users 4 --gpus l40s", "recommend qwen3-8b --users 4 --gpus l40s"),
+        ("estimate qwen3-8b --gpu l40s --max-users 4", "recommend qwen3-8b --gpu l40s --users 4"),
+        ("estimate qwen3-8b --gpu l40s --num-gpus 2 --ctx 8k", "estimate qwen3-8b --gpu 2xl40s --ctx 8k"),
+        ("estimate qwen3-8b --gpu=l40s --n-gpus=2", "estimate qwen3-8b --gpu 2xl40s"),
+        (
+            "simulate qwen3-8b --gpu l40s --qps 5 --isl 1000 --osl 20 --num-requests 9",
+            "simulate qwen3-8b --gpu l40s --rate 5 --prompt-tokens 1000 --output-tokens 20 --num-requests 9",
+        ),
         ("list", "models"),
         ("4090", "gpus 4090"),
         (
@@ -58,6 +65,20 @@ def test_a_line_is_read_as_the_command_that_answers_it(run: Run, typed: str, mea
     assert ran.err.splitlines()[0] == READ + meant
     assert (ran.code, ran.out) == (stated.code, stated.out)
     assert ran.code == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "stated"),
+    [
+        ("qwen3:32b --gpu 3090", "qwen3:32b --engine ollama --gpu 3090"),
+        ("qwen3-30b-a3b --gpu m4-max-64g", "qwen3-30b-a3b --engine llamacpp --gpu m4-max-64g"),
+        ("qwen3-next-80b --gpu 2xh100 --ctx 8k", "qwen3-next-80b-a3b --gpu 2xh100 --ctx 8k"),
+    ],
+)
+def test_a_name_or_a_gpu_says_which_server_or_model_is_meant(run: Run, typed: str, stated: str) -> None:
+    by_name, whole = run("estimate", *typed.split()), run("estimate", *stated.split())
+    assert (by_name.code, by_name.out) == (whole.code, whole.out)
+    assert by_name.code == 0
 
 
 def test_a_quoted_command_is_planned(run: Run) -> None:

@@ -113,7 +113,9 @@ def test_variables_are_flags(run: Run) -> None:
         ("-hf Qwen/Qwen3-8B-GGUF --control-vector v.gguf", "--control-vector: kvplan does not size control vectors"),
         ("-hf Qwen/Qwen3-8B-GGUF -md Llama-3.2-1B-Q8_0.gguf", "llama.cpp refuses more than 128 apart"),
         ("-hf Qwen/Qwen3-8B-GGUF -md Qwen3-0.6B-Q8_0.gguf -ctkd q8_0", "-ctkd: kvplan sizes a draft"),
-        ("-hf Qwen/Qwen3-8B-GGUF --spec-type draft-mtp", "--spec-type: draft-mtp is not sized"),
+        ("-hf Qwen/Qwen3-8B-GGUF --spec-type draft-mtp", "the model's file has no layer for it"),
+        ("-hf Qwen/Qwen3-8B-GGUF --spec-type draft-dflash", "--spec-type: draft-dflash is not sized"),
+        ("-m Qwen3.6-27B-Q8_0.gguf -md Qwen3.5-0.8B-Q8_0.gguf --spec-type draft-mtp", "is a second file with the layers"),
         ("-hf Qwen/Qwen3-8B-GGUF -ctv q8_0 -fa off", "a quantized V cache needs flash attention"),
         ("-hf Qwen/Qwen3-8B-GGUF -c many", "is not a whole number ('many')"),
         ("-hf Qwen/Qwen3-8B-GGUF --gpu-layer 5", "did you mean --gpu-layers?"),
@@ -253,6 +255,22 @@ def test_a_draft_is_planned_and_printed(run: Run) -> None:
     assert "--model-draft Qwen3-0.6B-Q8_0.gguf --spec-type draft-simple" in serve
     again = run("estimate", "--from-command", serve, "--gpu", "rtx-4090", "--format", "json")
     assert again.json["slots"] == ran.json["slots"]
+
+
+def test_layers_that_draft_are_planned_and_printed(run: Run) -> None:
+    """Bytes on the GPU: llama.cpp's own (tests/facts/llamacpp_mtp.jsonl), 1,544,421,376 and 67,108,864 of caches."""
+    command = "llama-server -m Qwen3.6-27B-Q4_K_M.gguf -c 16384 -np 1 --fit off --spec-type draft-mtp --spec-draft-n-max 2"
+    ran = run("estimate", "--from-command", command, "--gpu", "rtx-5090", "--format", "json")
+    gpu = next(place for place in ran.json["slots"]["places"] if place["name"] == "GPU 0")
+    assert (gpu["weights"], gpu["context"]) == (16_084_563_968, 1_544_421_376 + 67_108_864)
+    text = run("estimate", "--from-command", command, "--gpu", "rtx-5090").out
+    serve = next(line.removeprefix("Serve  ") for line in text.splitlines() if line.startswith("Serve  "))
+    assert "--spec-type draft-mtp" in serve
+    again = run("estimate", "--from-command", serve, "--gpu", "rtx-5090", "--format", "json")
+    assert again.json["slots"] == ran.json["slots"]
+    hub = run("estimate", "--from-command", f"{command.replace('-m Qwen3.6-27B-Q4_K_M.gguf', '-hf unsloth/Qwen3.6-27B-GGUF')}",
+              "--gpu", "rtx-5090")  # fmt: skip
+    assert "llama-server loads it instead" in hub.err
 
 
 def test_devices_are_counted(run: Run) -> None:

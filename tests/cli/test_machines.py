@@ -95,7 +95,11 @@ def test_a_shared_memory_has_room_for_both(run: Run) -> None:
     ran = run("estimate", *MODEL, *flags, "0.8")
     assert "warning: the memory that GPU and host share is 106.49 GiB, less than" in ran.err
     assert "lower --gpu-memory-utilization to 0.74 or less" in ran.err
-    assert "warning" not in run("estimate", *MODEL, *flags, "0.74").err
+    lower = run("estimate", *MODEL, *flags, "0.74").err
+    assert "warning" not in lower
+    assert "GPU and host share one memory of 121.69 GiB: the " in lower
+    apart = run("estimate", *MODEL, "--gpu", "h200", *flags[2:4]).err
+    assert "share one memory" not in apart
 
 
 def test_a_gpu_with_a_limit_of_its_own_leaves_the_rest_to_the_host(run: Run) -> None:

@@ -290,8 +290,19 @@ def test_every_wrong_value_of_a_load_is_named_at_once(run: Run) -> None:
     assert flags == {"--rate", "--prompt-tokens", "--output-tokens", "--num-requests", "--ctx", "--seed"}
 
 
-def test_a_file_in_place_of_a_command_is_told_how_to_be_read(run: Run, tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_command_is_read(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "serve.sh"
+    text = "vllm serve Qwen/Qwen3-8B --max-model-len 8192"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    by_file = run("estimate", "--from-command", str(path), "--gpu", "l40s")
+    by_text = run("estimate", "--from-command", text, "--gpu", "l40s")
+    assert by_file.code == by_text.code == 0
+    assert by_file.out == by_text.out
+    assert f"--from-command: what stands in {path}" in by_file.err
+
+
+def test_a_file_without_a_command_is_named(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
-    path.write_text("model: Qwen/Qwen3-8B\n")
-    message = refused(run("estimate", "--from-command", str(path), "--gpu", "l40s"))
-    assert f'--from-command "$(cat {path})"' in message
+    for text in (str(path), "", "model: Qwen/Qwen3-8B\n"):
+        path.write_text(text)
+        assert "contains no server command" in refused(run("estimate", "--from-command", str(path), "--gpu", "l40s"))

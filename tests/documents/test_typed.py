@@ -47,7 +47,6 @@ LEFT = {
     **{("report/answers.py", name): ANSWERS for name in ("holds", "placements", "cures", "rows", "names", "run")},
     ("report/run_record.py", "number"): READ,
     ("report/atlas_site.py", "manifest"): READ,
-    ("report/offers_text.py", "rows"): ANSWERS,
     ("cli/mcp.py", "answer"): ANSWERS,
     ("cli/mcp.py", "words_of"): "of a tool's arguments, whose names are checked, and which its command reads",
     ("report/operations.py", "tests_of"): FOREIGN,

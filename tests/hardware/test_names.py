@@ -15,6 +15,13 @@ from kvplan.hardware.names import read
 
 GIB = 2**30
 TYPED = [
+    ("RTX 5070 Ti, 16,303 MiB", None, "rtx-5070-ti"),  # in public texts, as the next six
+    ("NVIDIA A100-SXM4-80GB, 81920 MiB", None, "a100-80g"),
+    ("NVIDIA GeForce RTX 5070 Ti  15.9GiB  sm_120", None, "rtx-5070-ti"),
+    ("RTX 5090, 32GB VRAM", None, "rtx-5090"),
+    ("RTX 3060 12GB GDDR6", None, "rtx-3060-12g"),
+    ("AMD Instinct MI300X OAM", None, "mi300x"),
+    ("Apple M4 Max (MPS) 64GB", None, "m4-max-64g"),
     ("NVIDIA-A100-SXM4-80GB", None, "a100-80g"),
     ("NVIDIA-H100-80GB-HBM3", None, "h100-80g"),
     ("nvidia-h100-80gb", None, "h100-80g"),

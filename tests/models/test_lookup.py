@@ -109,7 +109,7 @@ def test_checkpoints_in_the_same_bits_come_first() -> None:
 
 def test_an_unquantized_copy_is_the_model_itself() -> None:
     assert copied("unsloth/Qwen3-8B") == "qwen3-8b"
-    assert copied("someone/Qwen3-8B-AWQ") is None  # other groups, other layers: other bytes
+    assert copied("someone/Qwen3-8B-AWQ") is None  # sized by models/copies.py, as its tool writes it
     answer = kvplan.estimate("unsloth/Qwen3-8B", gpu="h100", offline=True)
     assert any(note.endswith("it is taken as Qwen/Qwen3-8B, by its name") for note in answer.notes)
 
@@ -117,9 +117,9 @@ def test_an_unquantized_copy_is_the_model_itself() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("someone/Qwen3-8B-AWQ", r"a quantized copy of a model that the catalog has as Qwen/Qwen3-8B-AWQ or "),
+        ("someone/Qwen3-8B-NVFP4", r"a quantized copy of a model that the catalog has as Qwen/Qwen3-8B or "),
         ("bartowski/Qwen3-8B-GGUF", r"files of a model that the catalog has as Qwen/"),
-        ("/models/Qwen3-8B-w8a8", r"a quantized copy of a model that the catalog has as Qwen/"),
+        ("/models/Qwen3-8B-4bit", r"a quantized copy of a model that the catalog has as Qwen/"),
     ],
 )
 def test_a_quantized_copy_is_named_for_what_it_is(name: str, words: str) -> None:

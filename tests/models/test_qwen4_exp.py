@@ -27,6 +27,30 @@ def test_weights_pools_and_refusals_are_the_servers(row: dict[str, Any]) -> None
     assert oracles.compare_case(row) == (oracles.EQUAL, [])
 
 
+TABLES = oracles.read_lines(FACTS / "qwen4_tables.jsonl")
+
+
+@pytest.mark.parametrize("row", TABLES, ids=lambda row: f"{row['ple_embedding_dtype']} on {row['inputs']['tp']}")
+def test_tables_in_8_and_4_bits_are_the_servers(row: dict[str, Any], tmp_path: Path) -> None:
+    values = json.loads(CONFIG.read_text()) | {"ple_embedding_dtype": row["ple_embedding_dtype"]}
+    (folder := tmp_path / row["inputs"]["model"]).mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    assert oracles.compare_case(row, tmp_path) == (oracles.EQUAL, [])
+
+
+@pytest.mark.parametrize(("stored", "is_smaller"), [("int8", None), ("bfloat16", None), ("nvfp4", True)])
+def test_other_dtypes_of_tables_are_refused_as_the_server_does(
+    stored: str, is_smaller: bool | None, tmp_path: Path, run: Run
+) -> None:
+    """ "ple_embedding_dtype must be 'nvfp4' or 'float8_e4m3fn'", its class says."""
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(CONFIG.read_text()) | {"ple_embedding_dtype": stored}))
+    if is_smaller is None:
+        result = run("estimate", tmp_path, "--gpu", "h200", "--tp", "4", "--ctx", "32k")
+        assert "is none of float8_e4m3fn, nvfp4" in result.errors[0]
+    else:  # values and scales, each pinned in a power of two: 4.77 GiB in 8, 0.6 in 1
+        assert answer(run, "--tp", "4", config=tmp_path)["host_memory"]["weights"] == 4 * (8 + 1) * GIB
+
+
 def answer(run: Run, *words: str, config: Path = CONFIG) -> dict[str, Any]:
     return run("estimate", config, "--gpu", "h200", "--ctx", "32k", "--format", "json", *words).json
 
@@ -54,6 +78,7 @@ def test_a_ranks_rows_are_pinned_in_a_power_of_two_bytes(tp: int, block: int, ru
         (("--engram-config", '{"dp_shared_memory": true}'), "several data-parallel ranks"),
         (("--pp", "2"), "has tables of n-grams"),
         (("--engine", "sglang"), "not modeled"),
+        (("--engine", "vllm@0.28"), "use --engine vllm@0.29"),  # the first whose registry has the class
     ],
 )
 def test_what_the_server_rejects_is_refused(words: tuple[str, ...], problem: str, run: Run) -> None:

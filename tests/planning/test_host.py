@@ -12,7 +12,7 @@ from kvplan.planning.plan import Plan, Request, host_rows, kept_rows, plan
 from kvplan.report.console import host_lines, host_sizes, memory_lines, memory_rows
 from kvplan.report.lines import plain
 from kvplan.report.page import block_text
-from kvplan.report.text import plan_cells, plans_page
+from kvplan.report.text import plans_page, plans_table
 from kvplan.servers.base import parse_engine
 from kvplan.servers.words.arguments import EngineArgs
 
@@ -43,6 +43,11 @@ def test_the_first_engine_s_swap_space_is_the_cpu_blocks_of_its_log(
     swap = next(row for row in host_rows(answer) if row.name == "swap_space")
     assert swap.size == pinned * 2**20
     assert f"{logged:,}" in swap.formula
+
+
+def csv_row(answer: Plan) -> dict[str, Any]:
+    table = plans_table([answer])
+    return dict(zip(table.names, table.rows[0], strict=True))
 
 
 def test_later_engines_swap_nothing() -> None:
@@ -113,14 +118,14 @@ def test_what_the_settings_put_on_the_host_is_rows_that_add_up() -> None:
         "llama-3.1-8b", "vllm@0.33", tensor_parallel_size=2, max_model_len=4096, kv_offloading_size=8 * GIB,
         cpu_offload_gb=4 * GIB, max_loras=4,
     )  # fmt: skip
-    document = plan_document(answer)
+    document, csv = plan_document(answer), csv_row(answer)
     sizes, rows = host_sizes(document), {row["name"]: row for row in document["host"]["rows"]}
     assert sizes == {
         "weights": 2 * rows["weights"]["bytes"],
         "KV cache": 8 * GIB,
         "adapters": 2 * rows["adapters"]["bytes"],
     }
-    assert sum(sizes.values()) == document["host_memory"]["total"] == plan_cells(document)["host_memory.total"]
+    assert sum(sizes.values()) == document["host_memory"]["total"] == csv["host_memory.total"]
     screen = "\n".join(plain(part) for part in host_lines(document))
     assert [line.split()[0] for line in screen.splitlines()] == ["Host", "weights", "KV", "adapters", "total"]
     page = "\n".join(map(block_text, plans_page([answer])))
@@ -155,9 +160,9 @@ def test_a_drafts_weights_are_a_row_of_every_format() -> None:
         EngineArgs(tensor_parallel_size=8, speculative_method="mtp", max_model_len=32768),
     )  # fmt: skip
     answer = plan(request)
-    document, size = plan_document(answer), 2_124_387_488 - 2 * (129_280 * 7_168 * 2 // 8)
+    document, csv, size = plan_document(answer), csv_row(answer), 2_124_387_488 - 2 * (129_280 * 7_168 * 2 // 8)
     rows = memory_rows(document["memory"])
-    assert rows["draft"] == plan_cells(document)["memory.draft_weights"] == size
+    assert rows["draft"] == csv["memory.draft_weights"] == size
     assert rows["weights"] + rows["draft"] == document["memory"]["weights"]
     assert sum(rows.values()) == document["memory"]["total"]
     assert f"| draft | {size / GIB:,.2f} |" in "\n".join(map(block_text, plans_page([answer])))

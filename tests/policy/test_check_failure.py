@@ -14,7 +14,7 @@ from junitparser.junitparser import Error
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as SarifLog
 
 from kvplan.cli import check
-from kvplan.cli.check import rendered_failure
+from kvplan.cli.check import rendered as rendered_failure
 from kvplan.core.errors import InvalidInputError, Mark
 from kvplan.core.files import path_text
 from kvplan.documents.schema import document_schema

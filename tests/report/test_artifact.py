@@ -20,7 +20,7 @@ from kvplan.models import catalog
 from kvplan.planning import plan as planning
 from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan
 from kvplan.report.page import page
-from kvplan.report.text import plan_cells, plans_page
+from kvplan.report.text import plans_page, plans_table
 from kvplan.servers.plans.plan import budget_sizes
 from kvplan.servers.vllm.rules import version
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -366,7 +366,8 @@ def test_offloading_names_the_host_memory(cases: dict[str, Plan]) -> None:
         "users": 16,
     }  # 64 GiB / 2 MiB; / 4 GiB
     assert host == none | host_memory
-    row = plan_cells(document)
+    table = plans_table([cases["offload"]])
+    row = dict(zip(table.names, table.rows[0], strict=True))
     assert (row["host_memory.kv_offloading"], row["host_memory.users"]) == (64 * GIB, 16)
     memory = document["memory"]
     assert (

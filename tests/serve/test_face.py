@@ -1,7 +1,8 @@
 """SGLang's face on a simulated server: its own paths, fields, responses, metrics, scheduler and radix tree.
 
 tests/facts/sglang_face_0.5.23.json: what SGLang 0.5.23's own classes say: fields of requests, responses of its protocol
-classes for one made-up answer, finish reasons, and the metrics' families in its code.
+classes for one made-up answer, finish reasons, the metrics' families in its code, its errors for sampling parameters
+(SamplingParams.verify), and the ids of a batch (GenerateReqInput.normalize_batch_and_arguments).
 """
 
 import json
@@ -191,6 +192,51 @@ def test_every_field_of_the_servers_class_is_taken(server: Serving, name: str) -
     body = {} if name in ("text", "input_ids") else {"input_ids": [1]}
     row = server.post("/generate", **body, **{name: values.get(name)})
     assert row["meta_info"]["id"] == "mine" if name == "rid" else row["meta_info"]["id"]
+
+
+@pytest.mark.parametrize(("params", "message"), FACTS["sampling_errors"], ids=str)
+def test_sampling_parameters_are_refused_in_the_servers_words(
+    server: Serving, params: dict[str, Any], message: str | None
+) -> None:
+    if message is None:
+        assert server.post("/generate", text="a", sampling_params=params)["text"] is not None
+    else:
+        assert native_error(server, "/generate", {"text": "a", "sampling_params": params}) == (400, message)
+
+
+def test_errors_of_types_name_its_own_fields(server: Serving) -> None:
+    status, message = native_error(server, "/generate", {"text": "a", "sampling_params": {"max_new_tokens": "x"}})
+    assert (status, message.partition(" ")[0]) == (400, "max_new_tokens")
+
+
+@pytest.mark.parametrize(("text", "rid", "ids", "message"), FACTS["rids"], ids=str)
+def test_the_ids_of_a_batch_are_the_servers(server: Serving, text: Any, rid: Any, ids: Any, message: str | None) -> None:
+    body = {"text": text, "rid": rid, "sampling_params": {"max_new_tokens": 2}}
+    if message is not None:
+        assert native_error(server, "/generate", body) == (400, message)
+        return
+    rows = server.post("/generate", **body)
+    named = [row["meta_info"]["id"] for row in rows] if isinstance(rows, list) else rows["meta_info"]["id"]
+    assert named == ids
+
+
+def test_no_new_tokens_are_only_a_prefill(server: Serving) -> None:
+    """Source: SGLang 0.5.23 managers/schedule_batch.py (is_prefill_only; FINISH_LENGTH of max_new_tokens)."""
+    params = [{"max_new_tokens": 0}, {"max_new_tokens": 2}]
+    none, two = server.post("/generate", text=["a", "b"], sampling_params=params)
+    assert (none["text"], none["output_ids"], len(two["output_ids"])) == ("", [], 2)
+    assert none["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+    assert none["meta_info"]["completion_tokens"] == 0
+    rows = server.stream("/generate", text="a", sampling_params={"max_new_tokens": 0})
+    assert [row["output_ids"] for row in rows] == [[]]
+
+
+def test_another_models_name_is_unknown(server: Serving) -> None:
+    """Source: SGLang 0.5.23 entrypoints/http_server.py (retrieve_model)."""
+    assert server.get(f"/v1/models/{MODEL}")["id"] == MODEL
+    status, data = server.ask("GET", "/v1/models/other", None)
+    own = {"message": "The model 'other' does not exist", "type": "invalid_request_error", "param": "model"}
+    assert (status, json.loads(data)) == (404, {"error": {**own, "code": "model_not_found"}})
 
 
 @pytest.mark.parametrize("name", FACTS["sampling_fields"])

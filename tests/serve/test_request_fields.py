@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from engine.config import Constraint
 from kvplan.serve.fields import ApiError, Door
 from kvplan.serve.filler import matching, text_of, value_of
 from kvplan.serve.structured import constraint_of, forced_calls
@@ -167,10 +168,11 @@ NESTED: dict[str, Any] = {}
 for _ in range(80):
     NESTED = {"anyOf": [NESTED]}
 DOUBLED = {"$ref": "#/a0", **{f"a{n}": {"allOf": [{"$ref": f"#/a{n + 1}"}] * 2} for n in range(40)}}
+UNREADABLE: list[Any] = [{"type": "foo"}, {"pattern": "("}, {"type": "array", "minItems": 1, "items": {"type": "x"}}]
 UNFILLED: list[Any] = [
-    {"$ref": "#"}, {"$ref": "#/x"}, {"$ref": "https://example.com"}, False, {"type": "foo"}, {"enum": []},
+    {"$ref": "#"}, {"$ref": "#/x"}, {"$ref": "https://example.com"}, False, {"enum": []},
     {"type": "integer", "minimum": 3, "maximum": 2}, {"type": "array", "minItems": 10**9}, {"minLength": 10**9},
-    {"pattern": "(?=a)b"}, {"pattern": "(a{1000}){1000}"}, {"pattern": "("}, {"required": 5}, NESTED, DOUBLED,
+    {"pattern": "(?=a)b"}, {"pattern": "(a{1000}){1000}"}, {"required": 5}, NESTED, DOUBLED,
     {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
 ]  # fmt: skip
 
@@ -182,6 +184,21 @@ def test_a_schema_without_a_known_value_is_refused(number: int) -> None:
     assert constraint is not None
     with pytest.raises(ApiError, match="response_format: no value is known"):
         text_of(*constraint)
+
+
+@pytest.mark.parametrize("schema", UNREADABLE)
+def test_a_schema_that_cannot_be_read_is_refused_as_by_vllm(schema: Any) -> None:
+    """Which llguidance, vLLM 0.33's library for what xgrammar does not take, refuses too, after "Grammar error: "."""
+    library = pytest.importorskip("llguidance")
+    assert library.LLMatcher.validate_grammar(library.LLMatcher.grammar_from_json_schema(schema))
+    with pytest.raises(ApiError, match="^Grammar error: "):
+        text_of(Constraint("json", json.dumps(schema)), "response_format")
+    with pytest.raises(ApiError, match="^Invalid JSON grammar specification.$"):
+        text_of(Constraint("json", "{"), "structured_outputs")
+    with pytest.raises(ApiError, match="^Grammar error: "):
+        text_of(Constraint("regex", "("), "structured_outputs")
+    with pytest.raises(ApiError, match="no value is known for the expression"):
+        text_of(Constraint("regex", "(?=a)b"), "structured_outputs")
 
 
 @pytest.mark.parametrize("pattern", [r"\d{3}-\d{4}", "[^@]+@[a-z]+[.]com", r"(?:foo){2,}\w*", "^(yes|no)$", "[^a]b?"])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from engine.config import SamplingParams
+from engine.draft_rules import draft_rules
 from engine.drafting import Drafting
-from kvplan.core.errors import UsageError
-from kvplan.serve.drafts import Drafts, drafts_of
 from kvplan.serve.twin import Script, Twin
+from kvplan.simulate.drafts import Acceptance, Drafts, acceptance
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.setup import timed_tiers
 from kvplan.simulate.steptime import step_time
@@ -51,6 +51,10 @@ def drafting(drafts: Drafts | None, **changes: Any) -> Twin:
     )
 
 
+def drafts_of(method: str, rates: tuple[float, ...]) -> Drafts:
+    return Drafts(method, len(rates), rates, draft_rules(method, len(rates)))
+
+
 def answered(twin: Twin, num: int, num_tokens: int) -> list[list[int]]:
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     requests = [twin.submit([7 + place, 3, 5], params) for place in range(num)]
@@ -77,7 +81,7 @@ def test_a_twins_steps_are_vllms(trace: dict[str, Any]) -> None:
     player, clock = Player(trace), Still()
     rules = trace_drafts(trace)
     assert rules is not None
-    twin = drafting(Drafts("ngram", rules.num_drafts, (1.0,) * rules.num_drafts))
+    twin = drafting(drafts_of("ngram", (1.0,) * rules.num_drafts))
     twin._core, twin.clock = trace_scheduler(trace), clock
     twin._free_at = 0.0
     expected = {step["step"]: step for step in trace["steps"]}
@@ -138,14 +142,14 @@ def add(twin: Twin, trace: dict[str, Any], request: dict[str, Any], number: int)
 
 def test_the_answers_are_those_without_drafts() -> None:
     plain = answered(drafting(None), 5, 90)
-    assert answered(drafting(Drafts("ngram", 3, (0.8, 0.5, 0.1))), 5, 90) == plain
-    assert answered(drafting(Drafts("draft_model", 4, (1.0, 1.0, 1.0, 1.0))), 5, 90) == plain
+    assert answered(drafting(drafts_of("ngram", (0.8, 0.5, 0.1))), 5, 90) == plain
+    assert answered(drafting(drafts_of("draft_model", (1.0, 1.0, 1.0, 1.0))), 5, 90) == plain
 
 
 def test_as_many_drafts_hold_as_stated() -> None:
     """Of each place the share of all drafts, over 4,000 of them: five standard deviations of a share are 0.04."""
     rates = (0.8, 0.5, 0.1)
-    twin = drafting(Drafts("ngram", 3, rates))
+    twin = drafting(drafts_of("ngram", rates))
     answered(twin, 20, 500)
     extension = twin.scheduler.extension(Drafting)
     assert extension is not None
@@ -157,16 +161,22 @@ def test_as_many_drafts_hold_as_stated() -> None:
 
 def test_a_length_says_what_vllm_makes_of_it() -> None:
     """vLLM 0.33 config/speculative.py, _acceptance_length_to_rates: whole drafts first, then what is left."""
-    config = '{"method": "ngram", "num_speculative_tokens": 4, "rejection_sample_method": "synthetic", %s}'
-    assert drafts_of(config % '"synthetic_acceptance_length": 3.25').rates == (1.0, 1.0, 0.25, 0.0)
-    assert drafts_of(config % '"synthetic_acceptance_length": 1').rates == (0.0, 0.0, 0.0, 0.0)
-    assert drafts_of(config % '"synthetic_acceptance_length": 5').rates == (1.0, 1.0, 1.0, 1.0)
-    assert drafts_of(config % '"synthetic_acceptance_rates": [0.9, 0.6, 0.6, 0]').rates == (0.9, 0.6, 0.6, 0.0)
+
+    def rates(**stated: Any) -> Any:
+        return acceptance({"rejection_sample_method": "synthetic", **stated}, Acceptance(), 4)
+
+    assert rates(synthetic_acceptance_length=3.25) == (1.0, 1.0, 0.25, 0.0)
+    assert rates(synthetic_acceptance_length=1) == (0.0, 0.0, 0.0, 0.0)
+    assert rates(synthetic_acceptance_length=5) == (1.0, 1.0, 1.0, 1.0)
+    assert rates(synthetic_acceptance_rates=[0.9, 0.6, 0.6, 0]) == (0.9, 0.6, 0.6, 0.0)
+    assert acceptance({}, Acceptance("3.25"), 4) == (1.0, 1.0, 0.25, 0.0)
+    assert acceptance({}, Acceptance(rates="0.9,0.6,0.6,0"), 4) == (0.9, 0.6, 0.6, 0.0)
+    assert acceptance({}, Acceptance(), 4) is None
 
 
 def test_drafts_that_always_hold_take_a_fraction_of_the_steps() -> None:
     """Three drafts a step: an answer of 400 tokens takes 100 steps and the prompt's, not 400."""
-    plain, drafts = drafting(None), drafting(Drafts("ngram", 3, (1.0, 1.0, 1.0)))
+    plain, drafts = drafting(None), drafting(drafts_of("ngram", (1.0, 1.0, 1.0)))
     times = []
     for twin in (plain, drafts):
         answered(twin, 1, 400)
@@ -175,7 +185,7 @@ def test_drafts_that_always_hold_take_a_fraction_of_the_steps() -> None:
 
 
 def test_metrics_count_drafts_by_vllms_names() -> None:
-    twin = drafting(Drafts("ngram", 2, (1.0, 0.0)))
+    twin = drafting(drafts_of("ngram", (1.0, 0.0)))
     with serving(twin) as server:
         server.post(TEXT, prompt=[5, 6, 7], max_tokens=40, ignore_eos=True)
         page = server.metrics()
@@ -185,21 +195,23 @@ def test_metrics_count_drafts_by_vllms_names() -> None:
 
 
 REFUSED = [
-    ('{"method": "ngram", "num_speculative_tokens": 3}', "cannot know how many draft tokens are accepted"),
-    ('{"num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}', "needs either"),
-    ('{"num_speculative_tokens": 0}', "must be a whole number of at least 1"),
+    ('{"method": "ngram", "num_speculative_tokens": 3}', "nobody stated how many draft tokens are accepted"),
+    ('{"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}', "needs either"),
+    ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens"),
     ("[1]", "is not a JSON object"),
-    ('{"method": "ngram", "draft_tensor_parallel_size": 1}', "is not one of method"),
+    ('{"method": "dflash", "num_speculative_tokens": 3}', "needs a draft"),
 ]
-SYNTHETIC = '{"num_speculative_tokens": 2, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": %s}'
+SYNTHETIC = (
+    '{"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic", '
+    '"synthetic_acceptance_rates": %s}'
+)
 REFUSED += [(SYNTHETIC % rates, "synthetic_acceptance_rates") for rates in ("[0.5]", "[0.5, 0.6]", "[2, 1]", "3")]
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSED)
 def test_what_cannot_be_drafted_is_refused(run: Run, config: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        drafts_of(config)
-    assert message in refused(run("serve", MODEL, "--simulate", "h100-80g", "--speculative-config", config))
+    words = ("--simulate", "h100-80g", "--ctx", "8k", "--speculative-config", config)
+    assert message in refused(run("serve", MODEL, *words))
 
 
 # --- KV beyond the GPU ------------------------------------------------------------------------------------------------

@@ -119,7 +119,8 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "enable_expert_parallel": ("true", EXPERTS, {**CONTEXT, "tensor_parallel_size": "2"}),
         "enable_eplb": ("true", EXPERTS, {**CONTEXT, **SPREAD}),
         "num_redundant_experts": ("8", EXPERTS, {**CONTEXT, **SPREAD}),
-        "all2all_backend": ("none", EXPERTS, {**CONTEXT, **SPREAD}),
+        "all2all_backend": ("deepep", EXPERTS, {**CONTEXT, **SPREAD}),
+        "deepep_mode": ("normal", EXPERTS, {**CONTEXT, **SPREAD, "all2all_backend": "deepep"}),
         "enable_dp_attention": (
             "true", EXPERTS, {**CONTEXT, "tensor_parallel_size": "2", "data_parallel_size": "2"}
         ),

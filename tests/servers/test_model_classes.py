@@ -116,6 +116,15 @@ def test_a_row_is_of_a_registered_class(classes: ModuleType, others: set[str]) -
     assert {name for name, row in classes.CLASSES.items() if name not in known and not row.absent} == others
 
 
+def test_first_releases_are_of_registered_classes() -> None:
+    """`python -m benchmarks.registries ... --releases` wrote them of 32 releases' own registries."""
+    rows = {name: words.split() for name, words in names_in(vllm.SINCE).items()}
+    assert rows.keys() <= names_in(vllm.REGISTRY).keys()
+    assert all([*map(int, last.split("."))] < [*map(int, first.split("."))] for last, first in rows.values())
+    # release notes: DeepSeek V4 came with 0.20, Qwen3-Next with 0.10.2
+    assert (rows["DeepseekV4ForCausalLM"][1], rows["Qwen3NextForCausalLM"][1]) == ("0.20", "0.10.2")
+
+
 @needs_sources
 def test_the_registries_have_no_other_names() -> None:
     for classes, names in ((vllm, registries.vllm_names(HOME)), (sglang, registries.sglang_names(HOME))):

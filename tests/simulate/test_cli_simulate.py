@@ -556,7 +556,8 @@ def test_every_option_of_simulate_is_used_here() -> None:
 
     own = {option.name for option in fields(SimulateOptions)} - {option.name for option in fields(PlanOptions)}
     names = ("simulate/test_cli_simulate", "simulate/test_load", "simulate/test_cli_fleet", "simulate/test_film",
-             "simulate/test_trace_events", "core/test_cluster")  # fmt: skip
+             "simulate/test_trace_events", "simulate/test_drafts", "simulate/test_adapters",
+             "core/test_cluster")  # fmt: skip
     text = "".join((Path(__file__).parents[1] / f"{name}.py").read_text("utf-8") for name in names)
     assert {name for name in own if f'"--{name.replace("_", "-")}"' not in text} <= {"color", "force"}
 

@@ -107,6 +107,17 @@ def test_a_dense_model_multiplies_by_all_its_weights() -> None:
     assert (own.sums, own.heads) == (0, {Heads(32, 8, 128): 32})
 
 
+@pytest.mark.parametrize(
+    ("gpu_name", "layers", "hidden", "prompt", "first_token"),
+    [("rtx-4090", 48, 5120, 208, 0.0927), ("rtx-a6000", 32, 4096, 256, 0.0894)],
+)
+def test_a_prompts_all_reduces_take_less_than_a_published_first_token(
+    gpu_name: str, layers: int, hidden: int, prompt: int, first_token: float
+) -> None:
+    """8 RTX 4090 (DeepSeek-R1-Distill-Qwen 14B at 4 requests/s) and 8 RTX A6000 (Mixtral at 2): two of them a layer."""
+    assert 2 * layers * Kernels(gpu(gpu_name), "vllm", Shares()).all_reduce(8, prompt * hidden) < first_token
+
+
 def test_a_rank_has_its_part_of_a_layer_and_its_all_reduces() -> None:
     """Llama-3.1-8B on 4 ranks: 8 heads over 2 each, two sums in each of 32 layers and one of the embedding."""
     own = layers(planned(tensor_parallel_size=4))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.drafting import DraftStep
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 from kvplan.simulate.prompts_first import Limits, PromptsFirst
@@ -24,7 +25,9 @@ TRACES = read_lines(Path(__file__).parents[1] / "facts" / "sglang_schedules.json
 
 def limits(row: dict[str, Any]) -> Limits:
     names = ("num_tokens", "max_running", "chunk", "max_prefill_tokens", "conservativeness", "overlap", "radix")
-    return Limits(**{name: row[name] for name in names}, page_size=row.get("page_size", 1), context_len=131_072)
+    drafts = {name: row[name] for name in ("verified", "reserve") if name in row}
+    paged = row.get("page_size", 1)
+    return Limits(**{name: row[name] for name in names}, page_size=paged, context_len=131_072, **drafts)
 
 
 def tokens(number: int, prompt_len: int, shared: int, prefix: int) -> "array[int]":
@@ -39,6 +42,18 @@ class Driven:
         self.row, self.scheduler = row, PromptsFirst(limits(row))
         self.in_flight: deque[Batch] = deque()
         self.names: list[int] = []
+        self.num_checks: dict[str, int] = {}
+
+    def sampled(self, batch: Batch) -> dict[str, tuple[int, ...]]:
+        """Tokens of a decode step that verifies drafts: as many as the row accepts in turn, and one."""
+        tokens, pattern = {}, self.row.get("accept", ())
+        for name in (seq.request_id for seq in batch.num_tokens):
+            if DraftStep in batch.extras:
+                turn = self.num_checks[name] = self.num_checks.get(name, -1) + 1
+                tokens[name] = (0,) * (1 + pattern[(int(name) + turn) % len(pattern)])
+            else:
+                tokens[name] = (0,)
+        return tokens
 
     def step(self, number: int) -> list[Any]:
         for name, (arrival, prompt_len, max_tokens, shared, prefix) in enumerate(self.row["requests"]):
@@ -50,7 +65,10 @@ class Driven:
         if batch.num_tokens:
             self.in_flight.append(batch)
         takes = had_one if self.row["overlap"] else bool(self.in_flight)
-        done = self.scheduler.update(self.in_flight.popleft(), {}) if takes else []
+        done = list[Sequence]()
+        if takes:
+            ran = self.in_flight.popleft()
+            done = self.scheduler.update(ran, self.sampled(ran))
         names = [int(seq.request_id) for seq in batch.num_tokens]
         is_prefill = self.scheduler.is_prefill
         kind = "-" if not names else "p" if is_prefill else "d"
@@ -80,6 +98,9 @@ def test_the_traces_cover_what_the_scheduler_does() -> None:
     assert any(any(start > 0 for start in step[3]) for step in steps)  # a hit, or a chunk that goes on
     assert {row["overlap"] for row in TRACES} == {row["radix"] for row in TRACES} == {True, False}
     assert None in {row["chunk"] for row in TRACES}
+    drafted = [row for row in TRACES if "verified" in row]
+    assert sum(len(step[5]) for row in drafted for step in row["steps"]) >= 5
+    assert {row["overlap"] for row in drafted} == {True, False}
     paged = [row for row in TRACES if "page_size" in row]
     assert {row["page_size"] for row in paged} == {4, 8, 16, 32, 64, 128}
     assert sum(len(step[5]) for row in paged for step in row["steps"]) >= 10

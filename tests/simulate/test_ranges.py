@@ -58,7 +58,7 @@ NEVER = Kind("dense", "other", "nobody's")
     ("changes", "label"),
     [
         ({"enforce_eager": True}, "steps without CUDA graphs (slower)"),
-        ({"max_loras": 2}, "adapters (slower)"),
+        ({"max_loras": 2}, "adapters (slower; their kernels were not measured)"),
     ],
 )
 def test_flags_whose_time_nobody_published_are_named(changes: dict[str, Any], label: str) -> None:

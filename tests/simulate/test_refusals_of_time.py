@@ -27,7 +27,7 @@ def test_weights_on_the_host_have_no_step_time(run: Run, command: str, engine: s
     ("more", "message"),
     [
         (("--engine", "sglang@0.4"), "other releases' were not compared"),
-        (("--speculative-method", "ngram", "--num-speculative-tokens", "3"), "how many draft tokens are accepted"),
+        (("--speculative-method", "ngram", "--num-speculative-tokens", "3"), "takes a stated acceptance"),
     ],
 )
 def test_what_no_placement_could_answer_is_no_answer(run: Run, more: tuple[str, ...], message: str) -> None:

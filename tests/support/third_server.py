@@ -157,6 +157,10 @@ def kept_back(plan: Plan) -> int:
     return 0
 
 
+def asleep(plan: Plan) -> dict[str, Estimate]:
+    return {}
+
+
 def words(plan: Plan) -> list[str]:
     seqs = str(plan.settings.max_num_seqs)
     return ["acme", model_id(plan.request.spec), "--ctx-size", str(plan.capacity.max_model_len), "--slots", seqs]

@@ -225,17 +225,10 @@ def document(result: LogReconciliation) -> dict[str, Any]:
 
 
 def _values(row: ComponentRow) -> dict[str, Any]:
-    return {
-        "name": row.component,
-        "unit": row.unit,
-        "predicted": row.predicted,
-        "low": row.low,
-        "high": row.high,
-        "logged": row.measured,
-        "rounding": row.rounding,
-        "error": row.error,
-        "relative": row.relative,
-        "exact": row.is_exact,
-        "kind": row.kind,
-        "why": row.why or None,
-    }
+    own = {"name": row.component, "logged": row.measured, "exact": row.is_exact, "why": row.why or None}
+    return {name: own[name] if name in own else getattr(row, name) for name in ROW}
+
+
+ROW: Final = (
+    "name", "unit", "predicted", "low", "high", "logged", "rounding", "error", "relative", "exact", "kind", "why",
+)  # fmt: skip

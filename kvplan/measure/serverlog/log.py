@@ -22,16 +22,7 @@ from kvplan.core.errors import InvalidInputError, KvplanError
 from kvplan.core.files import open_regular, os_problem, printable
 from kvplan.measure.serverlog.command import command_in, flags_of_command, variables_before
 from kvplan.servers.base import OWN, logs_of_servers, readers, terms_of
-from kvplan.servers.logs.log import (
-    LEAD,
-    MODEL_FLAGS,
-    REACH,
-    Reading,
-    ServerLog,
-    Wording,
-    compiled,
-    simulated_notes,
-)
+from kvplan.servers.logs.log import LEAD, MODEL_FLAGS, REACH, Reading, ServerLog, Wording, compiled, simulated_notes
 from kvplan.servers.logs.text import MAX_LINE, arguments, unwrapped
 from kvplan.servers.words.arguments import listed_names
 from kvplan.servers.words.environment import variables

@@ -154,7 +154,8 @@ ALWAYS = (  # the class has a tower in any case
 TOWER_KEYS = (
     "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
     "img_processor", "audio_processor", "embd_layer", "encoder_config", "acoustic_tokenizer_encoder_config",
-    "vlm_config", "visual_tokenizer_config", "audio_encoder_config",
+    "vlm_config", "visual_tokenizer_config", "audio_encoder_config", "audio_encoder_conf",
+    "vision_n_layers",  # DeepSeek-V4's, which has no part of its own
 )  # fmt: skip
 NESTED = ("thinker_config", "model_config")
 
@@ -162,7 +163,7 @@ NESTED = ("thinker_config", "model_config")
 def has_tower_keys(outer: Config) -> bool:
     """True if a config describes a tower, at its own level or one below (Qwen-Omni's thinker)."""
     below = [value for key in NESTED if isinstance(value := outer.values.get(key), dict)]
-    return any(level.get(key) is not None for level in (outer.values, *below) for key in TOWER_KEYS)
+    return any(level.get(key) not in (None, 0) for level in (outer.values, *below) for key in TOWER_KEYS)
 
 
 def is_multimodal(outer: Config) -> bool:

@@ -90,14 +90,15 @@ def feed_forward(config: Config, hidden: int, vocab: int, *, hashed: bool) -> tu
     """Experts; the first layers choose them by a table of token ids, the others by scores with a bias."""
     count, inner = config.count("n_routed_experts"), config.count("moe_intermediate_size")
     top_k = config.count("num_experts_per_tok")
-    if hashed:
-        table = Weight("ffn.gate.tid2eid", "router", top_k, (Part(vocab),), dtype="int32", counted=False)
-    else:
-        table = correction_bias("ffn.gate.e_score_correction_bias", count)
+    bias = correction_bias("ffn.gate.e_score_correction_bias", count)
+    table = Weight("ffn.gate.tid2eid", "router", top_k, (Part(vocab),), dtype="int32", counted=False)
+    chosen = (table,) if hashed else (bias,)
+    if config.maybe_count("vision_n_layers"):  # two biases, of text and of images, in every layer
+        chosen = (*((table,) if hashed else ()), bias, bias)
     shared = inner * config.count("n_shared_experts", default=0, low=0)
     return (
         router("ffn.gate", hidden, count),
-        table,
+        *chosen,
         *experts(hidden, inner, count, prefix="ffn.experts"),
         *(gated_mlp(hidden, shared, prefix="ffn.shared_experts", group="shared_expert") if shared else ()),
     )

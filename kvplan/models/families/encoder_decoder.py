@@ -1,4 +1,4 @@
-"""Whisper: an audio encoder, and a decoder whose layers attend to it.
+"""Whisper: an audio encoder, and a decoder whose layers attend to it; Nemotron Parse, likewise of a page.
 
 Names, sharding and the biases that a server adds to keys (the checkpoint has none there) are from vLLM 0.33's
 parameters for whisper-large-v3; parameter counts from the transformers class.
@@ -7,7 +7,8 @@ parameters for whisper-large-v3; parameter counts from the transformers class.
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvplan.models.families.blocks import SpecDraft, vector
+from kvplan.models.families import towers_radio
+from kvplan.models.families.blocks import SpecDraft, embedding, vector
 from kvplan.models.families.config import MAX_LAYERS, Config
 from kvplan.models.families.rope import Context
 from kvplan.models.families.tower_blocks import check_heads
@@ -103,4 +104,33 @@ def read_whisper(config: Config, model_type: str) -> SpecDraft:
     )
 
 
-READERS: dict[str, Callable[[Config, str], SpecDraft]] = {"whisper": read_whisper}
+def read_nemotron_parse(outer: Config, model_type: str) -> SpecDraft:
+    """Nemotron Parse: RADIO and convolutions that shorten its rows, then mBART's decoder without positions."""
+    config = outer.sub("decoder")
+    hidden, vocab = config.count("d_model"), outer.count("vocab_size", default=config.count("vocab_size"))
+    heads, num_layers = config.count("decoder_attention_heads"), config.count("decoder_layers", high=MAX_LAYERS)
+    inner, head = config.count("decoder_ffn_dim"), Part(check_heads(config, hidden, heads), hidden // heads)
+    layer = (
+        *attention("self_attn", hidden, head, "attention"),
+        *attention("encoder_attn", hidden, head, "attention", crossing=True),
+        *mlp(hidden, inner, "mlp"),
+        *(layer_norm(name, hidden) for name in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")),
+    )
+    geometry = heads, head.width, head.width
+    caches: tuple[LayerCache, ...] = FullAttention(*geometry), CrossAttention(*geometry)
+    positions = outer.count("max_sequence_length", default=config.count("max_position_embeddings", default=1024))
+    return SpecDraft(
+        hidden_size=hidden, num_heads=heads, vocab_size=vocab, context=Context.of(positions),
+        layers=[caches] * num_layers,
+        layer_weights=[tuple(replace(weight, counted=True) for weight in layer)] * num_layers,
+        other_weights=[
+            *embedding(vocab, hidden, False, name="decoder.embed_tokens"),
+            layer_norm("decoder.layernorm_embedding", hidden),
+            layer_norm("decoder.layer_norm", hidden),
+            *towers_radio.parsed(outer.sub("encoder")),
+        ],
+        widest_mlp=inner, multimodal=True,
+    )  # fmt: skip
+
+
+READERS: dict[str, Callable[[Config, str], SpecDraft]] = {"whisper": read_whisper, "nemotron_parse": read_nemotron_parse}

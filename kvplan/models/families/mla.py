@@ -104,6 +104,10 @@ def read(config: Config, model_type: str) -> SpecDraft:
     moe = ROUTERS[model_type]
     if model_type in BY_METHOD and config.values.get("topk_method") != "noaux_tc":
         moe = replace(moe, correction="")
+    return read_with(config, moe, model_type)
+
+
+def read_with(config: Config, moe: Moe, model_type: str) -> SpecDraft:
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     tied = config.flag("tie_word_embeddings")
     context = rope.context_of(config)

@@ -17,6 +17,7 @@ from kvplan.models.spec import LayerCache, Part, Place, RecurrentState, Sharing,
 
 FULL: tuple[str, ...] = ("full_attention", "indexed_attention", "qwen_sparse_attention")
 ALIGNED = 16  # rows of the projection that also injects: padded to a multiple
+STORED = {"": None, "float8_e4m3fn": "fp8", "nvfp4": "nvfp4"}  # of tables: as the checkpoint's quantization says, or so
 WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)  # Miller-Rabin is exact below 2**64 with these
 
 
@@ -68,10 +69,13 @@ def ngrams(config: Config, hidden: int, index: int) -> tuple[tuple[Weight, ...],
     total = (size - 1) * heads
     if width % total:
         raise config.fail("ple_embed_dim", f"is no multiple of the {total} heads ({width})", "correct the config")
+    stored = config.text("ple_embedding_dtype", "")
+    if stored not in STORED:
+        raise config.fail("ple_embedding_dtype", f"{stored!r:.40} is none of {', '.join(filter(None, STORED))}")
     weights = (
         Weight(
             "ple.ple_embedding.ngram_embedding", "embedding", width // total, (Part(table_rows(config, index)),),
-            "outputs", serves=("tables",),
+            "outputs", dtype=STORED[stored], serves=("tables",),
         ),
         whole("ple.kv_proj", width, (wide, hidden), "mlp"),
         *(norm(f"ple.norm_{name}", wide) for name in ("key", "query", "conv")),

@@ -1,4 +1,4 @@
-"""Decoders in the words of the dense and the sparse readers: Beam, Flint, Muse Glimmer, Rnj-1, Molmo, HRM.
+"""Decoders in the words of the dense and the sparse readers: Beam, Flint, Muse Glimmer, Rnj-1, Molmo, HRM, Dory.
 
 Source: vLLM 0.33 model_executor/models and vllm/models; compared with its parameters (tests/facts/architectures.jsonl).
 """
@@ -82,6 +82,52 @@ def read_hrm(config: Config, model_type: str) -> SpecDraft:
     return hybrid_draft(config, layers, other, heads=heads, tied=tied, widest=inner)
 
 
+def read_domyn_edge(config: Config, model_type: str) -> SpecDraft:
+    """Domyn Edge: four norms, keys alone normalized, a window of each layer (-1: none)."""
+    draft = dense.read_with(config, replace(NO_BIAS, norms=FOUR_NORMS, qk_norm="head"), model_type)
+    draft.layer_weights = [tuple(w for w in weights if w.name != "self_attn.q_norm") for weights in draft.layer_weights]
+    heads, sizes = dense.heads_of(config), config.items("window_sizes") or []
+    if len(sizes) not in (0, len(draft.layers)):
+        raise config.fail("window_sizes", f"has {len(sizes)} entries for {len(draft.layers)} layers")
+    for i, size in enumerate(sizes):
+        back = config.whole(f"window_sizes[{i}]", size[0] if isinstance(size, list) and size else size, low=-1)
+        draft.layers[i] = (dense.attention_cache(heads, None if back < 0 else back + 1),)
+    return draft
+
+
+DORY = ("sliding_attention", "mlp") * 3 + ("full_attention", "mlp")  # types of its layers if the config lists none
+
+
+def read_dory(config: Config, model_type: str) -> SpecDraft:
+    """Dory: layers of attention or of an MLP alone, scales instead of norms; a loop's layers have a cache a turn."""
+    hidden, inner, vocab = config.count("hidden_size"), config.count("intermediate_size"), config.count("vocab_size")
+    heads, num_layers, window = dense.heads_of(config), config.num_layers(), config.maybe_count("sliding_window")
+    types = config.per_layer_names("layer_types", num_layers) or [DORY[i % len(DORY)] for i in range(num_layers)]
+    width = heads.num_heads * heads.head_dim
+    mixer = (
+        *attention(hidden, heads),
+        column("mixer.g_proj", hidden, width, "attention"),
+        *(vector(f"mixer.{name}", width, "attention", split=True) for name in ("sqk", "s_gate")),
+        vector("attn_alpha", hidden),
+    )
+    mlp = (
+        *gated_mlp(hidden, inner),
+        *(vector(f"mixer.suv_{name}", inner, "mlp", split=True) for name in ("gate", "up")),
+        vector("mlp_alpha", hidden),
+    )
+    first, last = config.count("n_input_layers", default=0, low=0), config.count("n_output_layers", default=0, low=0)
+    once = config.values.get("recurrent_kv_cache_mode") == "last_loop"
+    loops = 1 if once else config.count("n_recurrent_loops", default=1)
+    layers: list[Layer] = []
+    for i, kind in enumerate(types):
+        turns = loops if first <= i < num_layers - last else 1
+        cache = dense.attention_cache(heads, window if kind == "sliding_attention" else None)
+        layers.append((mlp, ()) if kind == "mlp" else (mixer, (cache,) * turns))
+    tied = config.flag("tie_word_embeddings")
+    other = [*embedding(vocab, hidden, tied), vector("lm_head.logit_scale", vocab, "lm_head", split=True)]
+    return hybrid_draft(config, layers, other, heads=heads, tied=tied, widest=inner)
+
+
 READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "beam": read_beam,
     "flint": read_flint,
@@ -90,4 +136,6 @@ READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "molmo2_text": read_molmo2,
     "hrm_text": read_hrm,
     "molmo": read_molmo,
+    "domyn_edge": read_domyn_edge,
+    "dory": read_dory,
 }

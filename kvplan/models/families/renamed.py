@@ -5,6 +5,7 @@ Source: vLLM 0.33 model_executor/models, a class each; compared with its paramet
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import pi
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families import dense, moe
@@ -170,6 +171,43 @@ def read_k2_horizon(config: Config, model_type: str) -> SpecDraft:
     return moe.read_with(config, traits, router, model_type)
 
 
+def read_pangu_pro(config: Config, model_type: str) -> SpecDraft:
+    """openPangu Pro MoE V2: keys of every request among the weights, keys alone normalized, narrower values."""
+    width = config.count("qk_nope_dim") + config.count("qk_rope_dim")
+    norms = FOUR_NORMS if config.flag("sandwich_norm") else LLAMA.norms
+    router = Moe(
+        shared="n_shared_experts", correction="counted" if config.flag("router_enable_expert_bias") else ""
+    )  # fmt: skip
+    draft = moe.read_with(reworded(config, head_dim=width), replace(NO_BIAS, norms=norms), router, model_type)
+    plain = dense.heads_of(reworded(config, head_dim=width))
+    heads = Heads(plain.num_heads, plain.num_kv_heads, width, config.count("v_channels"))
+    count, hidden = config.count("param_sink_number", default=0, low=0), draft.hidden_size
+    sinks = [heads.kv(count * heads.head_dim)] if count else []
+    sinks += [heads.kv(count * heads.head_dim_v)] if count and config.flag("param_sink_with_value") else []
+    own = (
+        *attention(hidden, heads, qkv_bias=config.flag("attention_bias")),
+        norm("self_attn.k_layernorm", width),
+        *(Weight("self_attn.param_sink", "attention", 1, (part,), "outputs") for part in sinks),
+    )
+    draft.layers = [(dense.attention_cache(heads, None),)] * len(draft.layers)
+    draft.layer_weights = [own + weights[2:] for weights in draft.layer_weights]
+    return draft
+
+
+def read_interns1_pro(config: Config, model_type: str) -> SpecDraft:
+    """Intern-S1 Pro: Qwen3 with experts, and coefficients of its rotary table's waves, one table for all layers."""
+    draft = moe.read_with(config, *moe.FAMILIES["qwen3_moe"], "qwen3_moe")
+    heads, scaling = dense.heads_of(config), config.sub("rope_scaling")
+    waves = scaling.maybe_count("num_inv_freq")
+    if waves is None:  # those that turn once or more within the context (vLLM 0.33 rotary_embedding/fope.py)
+        base, half = config.number("rope_theta", 10000.0), heads.head_dim // 2
+        least = 2 * pi / config.count("max_position_embeddings")
+        waves = sum(1 for i in range(half) if base ** (-i / half) > least)
+    part = heads.kv(waves**2)
+    draft.other_weights += [Weight(f"rotary_emb.{x}_coef", "attention", 1, (part,), "outputs") for x in ("cos", "sin")]
+    return draft
+
+
 STEP = Moe(shared="share_expert_dim", shared_name="share_expert")
 
 
@@ -240,4 +278,6 @@ READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "k2_horizon": read_k2_horizon,
     "step3_text": read_step3,
     "step3p5": read_step3p5,
+    "PanguProMoE": read_pangu_pro,
+    "interns1_pro_text": read_interns1_pro,
 }

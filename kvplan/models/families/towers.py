@@ -17,13 +17,16 @@ IMAGES, IMAGES_AND_VIDEOS, AUDIO = ("image",), ("image", "video"), ("audio",)
 # The types that a module reads, by their modalities; "type:function" where the function has another name.
 MODULES: dict[tuple[str, tuple[str, ...]], str] = {
     ("moondream", IMAGES): "moondream3:tower",
+    ("ernie_vl", IMAGES_AND_VIDEOS): "ernie4_5_moe_vl:tower ernie4_5_vl_moe:tower",
+    ("towers_asr", AUDIO): "fireredasr2:firered funasr",
     ("towers_audio", AUDIO): "qwen2_audio voxtral",
     ("towers_audio", IMAGES_AND_VIDEOS): "qwen2_5_omni qwen3_omni_moe",
-    ("towers_deepseek", IMAGES): "deepseek_v41 deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
+    ("towers_deepseek", IMAGES): "deepseek_v4 deepseek_v41 deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
     ("towers_gemma", IMAGES): "gemma3n gemma4_unified",
     ("towers_gemma", IMAGES_AND_VIDEOS): "gemma4",
+    ("towers_kanana", IMAGES): "kanana-1.5-v:kanana",
     ("towers_llava", IMAGES):
-        "blip-2:blip_2 chatglm:glm4v_9b h2ovl_chat:internvl interns1:internvl internvl_chat:internvl llava_next "
+        "blip-2:blip_2 chatglm:glm4v_9b granite4_vision h2ovl_chat:internvl interns1:internvl internvl_chat:internvl llava_next "
         "NVLM_D:internvl phi3_v qianfan_ocr:internvl skywork_chat:internvl",
     ("towers_llava", ("video",)): "llava_next_video",
     ("towers_llava", IMAGES_AND_VIDEOS): "glm4v glm4v_moe:glm4v glm5_next:glm_ocr glm_ocr internvl llava_onevision",
@@ -39,7 +42,7 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
     ("towers_rotary", IMAGES): "muse_glimmer",
     ("towers_rotary", IMAGES_AND_VIDEOS):
         "bailing_moe_v3_vl:bailing_v3 dots_ocr exaone4_5 hyperclovax_vision_v2:hyperclovax llava_onevision2 "
-        "openpangu_vl:openpangu",
+        "mimo_v2_omni openpangu_vl:openpangu",
     ("towers_siglip", IMAGES):
         "bagel cohere2_vision eagle_2_5_vl idefics3 isaac lfm2_vl paddleocr_vl paligemma phi4-siglip:phi4_siglip "
         "smolvlm:idefics3",
@@ -49,17 +52,18 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
         "bee minicpm_ocr:minicpmv4_6 minicpmv4_6 minicpmv4_7:minicpmv4_6 ovis2_5 ovis2_6:ovis2_5 ovis2_6_moe:ovis2_5 "
         "rvl:bee",
     ("towers_sound", AUDIO):
-        "audioflamingo3:audio_flamingo glmasr:glm_asr kimi_audio midashenglm "
+        "audioflamingo3:audio_flamingo funaudiochat glmasr:glm_asr kimi_audio midashenglm moss_audio "
         "moss_transcribe_diarize:moss_transcribe qwen3_asr",
     ("towers_speech", AUDIO): "granite_speech granite_speech_plus:granite_speech ultravox",
     ("towers_speech", IMAGES_AND_VIDEOS): "minicpmo",
     ("towers_vision", ("vision_chunk",)): "kimi_k25",
     ("towers_vision", IMAGES):
-        "gemma3 kimi_k3 kimi_vl:kimi_k25 lightonocr:mistral3 llama4 llava llava_llama:llava mistral3 mllama",
+        "gemma3 kimi_k3 kimi_vl:kimi_k25 lightonocr:mistral3 llama4 llava llava_llama:llava mistral3 mllama "
+        "pixtral",
     ("towers_vision", IMAGES_AND_VIDEOS):
         "alpamayo2_super:qwen3_vl cohere_compass:qwen3_vl cosmos3_omni:qwen3_vl intern_s2_preview:qwen3_5 "
-        "interns2_mobius:qwen3_5 interns2_preview:qwen3_5 minimax_m3 minimax_m3_vl:minimax_m3 opencua:qwen2_5_vl "
-        "qwen2_5_vl qwen2_vl "
+        "interns1_pro:qwen3_5 interns2_mobius:qwen3_5 interns2_preview:qwen3_5 minimax_m3 minimax_m3_vl:minimax_m3 "
+        "opencua:qwen2_5_vl qwen2_5_vl qwen2_vl "
         "qwen3_5 qwen3_5_moe:qwen3_5 qwen3_vl qwen3_vl_moe:qwen3_vl qwen4_exp:qwen3_5",
 }  # fmt: skip
 # model_type -> module and function that reads its towers, imported on first use, and their modalities.

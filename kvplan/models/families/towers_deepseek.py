@@ -126,6 +126,21 @@ def deepseek_vl2(outer: Config) -> list[Weight]:
     ]
 
 
+V4_KEYS = {
+    "hidden_size": "vision_dim", "intermediate_size": "vision_inter_dim", "num_attention_heads": "vision_n_heads",
+    "patch_size": "vision_patch_size", "downsample_ratio": "vision_downsample_ratio",
+    "num_hidden_layers": "vision_n_layers",
+}  # fmt: skip
+
+
+def deepseek_v4(outer: Config) -> list[Weight]:
+    """DeepSeek-V4's, described by keys of the model itself: the same as V4.1's, and four vectors that mark images."""
+    config = {"vision_config": {key: outer.values.get(own) for key, own in V4_KEYS.items()}}
+    tower = deepseek_v41(Config({**outer.values, **config}, outer.where, outer.notes))
+    mark = replace(vector("image_mark", outer.count("hidden_size")), dtype="float32")
+    return [*tower, *(mark,) * 4]
+
+
 def deepseek_v41(outer: Config) -> list[Weight]:
     """DeepSeek-V4.1: a gated transformer, whole on every rank if its heads do not divide; neighboring patches joined,
     and two layers (vLLM 0.33 models/deepseek_v4/common/vision.py).

@@ -25,6 +25,7 @@ from kvplan.models.families.tower_blocks import (
     text_hidden,
     vector,
     whole_projector,
+    with_defaults,
 )
 from kvplan.models.families.towers_vision import (
     CLIP_LARGE_336_CONFIG,
@@ -33,11 +34,13 @@ from kvplan.models.families.towers_vision import (
     feature_depth,
     llava_tower,
     merge_area,
+    siglip,
     video_patch,
 )
 from kvplan.models.spec import Part, Weight
 
 GLM = "transformer.vision"
+OFFSETS = 4  # of Granite 4 Vision's samples in a square of patches, each with a projector (vLLM 0.33)
 DUMMY_HEADS = 7  # of NVLM-D (vLLM 0.33 nvlm_d.py)
 TEXT_ONLY_REMEDY = "use --text-only to size the language model alone"
 
@@ -192,6 +195,25 @@ def qformer(config: Config, width: int) -> list[Weight]:
         if index % every == 0:
             weights += attention("qformer.crossattention", seen)
     return weights
+
+
+def granite4_vision(outer: Config) -> list[Weight]:
+    """Granite 4 Vision: SigLIP, and a Q-Former of one layer for each chosen layer and for each of four offsets."""
+    config, text = with_defaults(outer.sub("vision_config"), vision_use_head=False), text_hidden(outer)
+    hidden, rate = config.count("hidden_size", default=768), outer.text("downsample_rate", "1/2").split("/")
+    if len(rate) != 2 or not all(part.isdigit() for part in rate):
+        raise outer.fail("downsample_rate", "must be a fraction such as 4/8", "correct the config")
+    rows, seen = (int(part) ** 2 for part in rate)
+    former = {"num_hidden_layers": 1, "cross_attention_frequency": 1, "encoder_hidden_size": hidden}
+    window = [
+        linear("projectors.query", hidden, rows),
+        linear("projectors.image_positions", hidden, seen),
+        *qformer(Config(former, config.where, config.notes), hidden),
+        layer_norm("projectors.norm", hidden),
+        linear("projectors.out_linear", hidden, text, bias=True),
+    ]
+    tower = [weight for weight in siglip(config) if not weight.name.endswith("post_layernorm")]
+    return [*tower, vector("image_newline", text), *window * (len(outer.items("deepstack_layer_map") or ()) + OFFSETS)]
 
 
 def glm4v(outer: Config) -> list[Weight]:

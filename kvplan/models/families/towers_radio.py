@@ -67,6 +67,19 @@ def parakeet(config: Config, text: int) -> list[Weight]:
     ]
 
 
+def parsed(config: Config) -> list[Weight]:
+    """Nemotron Parse: RADIO, four columns joined, and the three summaries of its teachers beside them."""
+    tower, wide, name = radio(config), 1024, "encoder.neck"
+    seen = tower[1].parts[0].size
+    return [
+        *tower,
+        linear(f"{name}.conv1", seen, wide, bias=True),
+        linear(f"{name}.conv2", wide * 4, wide),
+        linear(f"{name}.sum_proj", 3 * seen, wide, "outputs", bias=True),
+        *(layer_norm(f"{name}.norm", wide),) * 3,
+    ]
+
+
 def nano_nemotron(outer: Config) -> list[Weight]:
     """Nemotron Nano VL and Omni: neighboring patches joined, and two layers without biases."""
     text, middle = text_hidden(outer), outer.count("projector_hidden_size")

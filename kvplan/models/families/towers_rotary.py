@@ -39,6 +39,26 @@ def exaone4_5(outer: Config) -> list[Weight]:
     ]
 
 
+def mimo_v2_omni(outer: Config) -> list[Weight]:
+    """MiMo-V2-Omni: Qwen2.5-VL's layout with fewer key and value heads, sinks in windowed layers, a plain merger."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=1280), config.count("intermediate_size", default=4608)
+    heads, depth = config.count("num_heads", default=32), depth_of(config, "depth", default=28)
+    width, kv = config.count("qk_channels", default=64), config.count("num_key_value_heads", default=8)
+    qkv, out, *others = block(config, hidden, heads, inner, norm_bias=False, gated=True)
+    qkv = replace(qkv, parts=(Part(heads, width), Part(kv, width), Part(kv, width)))
+    full = config.ints("fullatt_block_indexes") or [7, 15, 23, 31]
+    sinks = depth - sum(1 for i in full if i < depth) if config.flag("use_sink") else 0
+    merged = merger("visual.merger", hidden, config.count("out_hidden_size", default=2048), merge_area(config))
+    return [
+        linear("visual.patch_embed.proj", video_patch(config, 16), hidden),
+        *(qkv, replace(out, inputs=heads * width), *others) * depth,
+        *(vector("visual.blocks.attn.sinks", heads),) * sinks,
+        vector("visual.merger.ln_q", hidden),
+        *(replace(weight, bias=False) for weight in merged),
+    ]
+
+
 def dots_ocr(outer: Config) -> list[Weight]:
     """dots.ocr: gated rotary blocks without biases, and Qwen2-VL's merger."""
     config = outer.sub("vision_config")

@@ -14,6 +14,7 @@ from kvplan.models.families.tower_blocks import (
     layer_norm,
     linear,
     linears,
+    row,
     text_hidden,
     whole_projector,
     with_defaults,
@@ -59,6 +60,46 @@ def glm_asr(outer: Config) -> list[Weight]:
 def qwen3_asr(outer: Config) -> list[Weight]:
     """Qwen3-ASR: Qwen3-Omni's ears alone."""
     return ears(with_defaults(thinker(outer).sub("audio_config"), output_dim=3584))
+
+
+def moss_audio(outer: Config) -> list[Weight]:
+    """MOSS-Audio: Qwen3-Omni's layers, and a gated projection for the last layer and for each chosen one."""
+    config, text = outer.sub("audio_config"), text_hidden(outer)
+    hidden, out = config.count("d_model", default=1280), config.count("output_dim", default=1280)
+    inner, taps = outer.count("adapter_hidden_size", default=8192), config.ints("deepstack_encoder_layer_indexes") or []
+    adapter = (
+        linear("audio_adapter.gate_up_proj", out, (Part(inner), Part(inner)), "outputs"),
+        row("audio_adapter.down_proj", inner, text, bias=False),
+    )
+    tower = [weight for weight in ears(config) if not weight.name.endswith("k_proj.bias")]
+    return [
+        *(replace(w, bias=True) if w.name.endswith("conv_out") else w for w in tower[:-3]),  # less norm and projector
+        layer_norm(f"{AUDIO_TOWER}.layer_norm", hidden),
+        linear(f"{AUDIO_TOWER}.out_proj", hidden, out),
+        *adapter * (1 + outer.count("deepstack_num_inject_layers", default=len(taps), low=0)),
+    ]
+
+
+def funaudiochat(outer: Config) -> list[Weight]:
+    """Fun-Audio-Chat: Whisper's layers with whole MLPs, and a table of sounds as words with two layers of its own."""
+    config = outer.sub("audio_config")
+    hidden, out = config.count("d_model", default=1280), config.count("output_dim", default=3584)
+    inner, bins = config.count("encoder_ffn_dim", default=5120), config.count("num_mel_bins", default=128)
+    qkv, attended, *_ = block(config, hidden, config.count("encoder_attention_heads", default=20), inner)
+    layer = (
+        qkv, attended,
+        *linears(f"{AUDIO_TOWER}.layers", (hidden, inner), (inner, hidden), bias=True),
+        *(layer_norm(f"{AUDIO_TOWER}.layers.norm", hidden),) * 2,
+    )  # fmt: skip
+    return [
+        *linears(f"{AUDIO_TOWER}.conv", (bins * KERNEL, hidden), (hidden * KERNEL, hidden), bias=True),
+        *layer * depth_of(config, "encoder_layers", default=32),
+        layer_norm(f"{AUDIO_TOWER}.ln_post", hidden),
+        linear(f"{AUDIO_TOWER}.proj", hidden, out, bias=True),
+        linear(f"{AUDIO_TOWER}.audio_bos_eos_token", out, 2),
+        linear("audio_tower.embed_tokens", out, config.count("codebook_size")),
+        *linears("audio_tower.output_matching", (out, out), (out, out)),
+    ]
 
 
 def midashenglm(outer: Config) -> list[Weight]:

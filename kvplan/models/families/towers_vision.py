@@ -161,6 +161,21 @@ def mistral3(outer: Config) -> list[Weight]:
     ]
 
 
+def pixtral(outer: Config) -> list[Weight]:
+    """Pixtral in Mistral's own format: Mistral 3's tower, with a merger where stated, whole projections."""
+    config, text = outer.sub("vision_config"), text_hidden(outer)
+    hidden, bias = config.count("hidden_size", default=1024), config.flag("adapter_bias", True)
+    *tower, norm, patch_merger, _, _ = mistral3(outer)
+    area = config.count("spatial_merge_size", default=1) ** 2
+    is_merged = config.text("mm_projector_id", "") == "patch_merge"
+    return [
+        *tower,
+        *((norm,) if config.flag("add_pre_mm_projector_layer_norm") else ()),
+        *((linear(patch_merger.name, hidden * area, hidden),) if is_merged else ()),
+        *linears("multi_modal_projector", (hidden, text), (text, text), bias=bias),
+    ]
+
+
 def llama4(outer: Config) -> list[Weight]:
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=768), config.count("intermediate_size", default=5632)

@@ -1,11 +1,13 @@
 """The bundled engine's start-up log compared with the planner's rules for it: the same inputs, predicted again."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import GIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.bundled.log_wordings import FORM, ROWS
@@ -18,7 +20,7 @@ from kvplan.servers.bundled.rules import (
     predict,
 )
 from kvplan.servers.bundled.rules import Prediction as Sized
-from kvplan.servers.logs.log import ServerLog
+from kvplan.servers.logs.log import COUNT, FACTS, ServerLog
 from kvplan.servers.logs.measurement import ComponentRow, Figure, Measurement, Prediction, not_in, reconcile
 from kvplan.sizing.layout import cdiv
 
@@ -30,88 +32,100 @@ COUNTS: Final = (
 )  # fmt: skip
 
 
-def check_form(log: ServerLog) -> None:
-    """Refuse a log, or a page that repeats one, whose lines this kvplan cannot read."""
-    if "log_form" not in log.flags:
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the engine logged when it started.
+
+    called   the log in messages
+    flags    its arguments, as text
+    counts   sizes in bytes and other numbers, by name and rank; facts: what else it says, as text
+    """
+
+    called: Literal["log", "page"]
+    flags: Mapping[str, str]
+    counts: Mapping[str, Mapping[str, int]]
+    facts: Mapping[str, str]
+
+    def settings(self, total: int) -> EngineInputs:
+        """The settings as inputs, on a device of so many bytes: a start that failed may not have logged them."""
+        counts: dict[str, Any] = {name: self._count(name) for name in COUNTS}
+        dtype, kv_dtype = self.flags.get("dtype", ""), self.flags.get("kv_cache_dtype", "")
+        if dtype not in ("float32", "bfloat16", "float16") or not kv_dtype:
+            raise self._wrong("dtype", dtype, "one of the engine's")
+        return EngineInputs(
+            total=total,
+            dtype=dtype,
+            kv_cache_dtype=kv_dtype,
+            gpu_memory_utilization=self._share("gpu_memory_utilization"),
+            num_blocks=self._count("num_gpu_blocks_override") if "num_gpu_blocks_override" in self.flags else None,
+            backend="triton" if self.facts.get("backend") == "triton" else "torch",
+            batches_in_flight=self.first("batches_in_flight", 1),
+            fully_sharded_loras=self.flags.get("fully_sharded_loras") == "True",
+            partition=self._partition("pp_layer_partition"),
+            states_in_blocks=self.flags.get("states_in_blocks") == "True",
+            **counts,
+        )
+
+    def inputs(self, spec: ModelSpec) -> EngineInputs:
+        """The settings of a start that measured its memory, for the model that it served."""
+        if "engine_device" not in self.facts or "total_bytes" not in self.counts:
+            raise InvalidInputError(
+                self.called, "ends before the engine measured its memory", "name the log of a start"
+            )
+        inputs = self.settings(self.first("total_bytes"))
+        counts, stages = inputs.partition, inputs.pipeline_parallel_size
+        if counts and (len(counts) != stages or sum(counts) != spec.num_layers):
+            text = ",".join(map(str, counts))
+            problem = f"has pp_layer_partition={text!r}, which is not of {stages} stages and {spec.num_layers} layers"
+            raise InvalidInputError(self.called, problem, "name the model that was served with --model")
+        return inputs
+
+    def first(self, name: str, missing: int = 0) -> int:
+        return next(iter(self.counts.get(name, {}).values()), missing)
+
+    def _wrong(self, name: str, text: str, kind: str) -> InvalidInputError:
+        return InvalidInputError(self.called, f"{name}={printable(text, 30)!r} is not {kind}", RESTART)
+
+    def _count(self, name: str) -> int:
+        text = self.flags.get(name, "")
+        if not text.isdecimal() or len(text) > 18:
+            raise self._wrong(name, text, "a count")
+        return int(text)
+
+    def _partition(self, name: str) -> tuple[int, ...]:
+        text = self.flags.get(name)
+        if text is None:
+            return ()
+        if len(text) > 1000 or not all(part.strip().isdecimal() for part in text.split(",")):
+            raise self._wrong(name, text, "a list of counts of layers")
+        return tuple(map(int, text.split(",")))
+
+    def _share(self, name: str) -> float:
+        text = self.flags.get(name, "")
+        with suppress(ValueError):
+            if 0 < float(text) <= 1:
+                return float(text)
+        raise self._wrong(name, text, "a fraction")
+
+
+def start_of(log: ServerLog) -> Start:
+    """Read a log once; refuse one, or a page that repeats one, whose lines this kvplan cannot read."""
+    counts, facts = dict[str, dict[str, int]](), dict[str, str]()
+    for reading in log.readings:
+        facts.setdefault(reading.fact, reading.text)
+        if FACTS[reading.fact] == COUNT:
+            counts.setdefault(reading.fact, {}).setdefault(reading.rank, reading.count)
+    form = log.flags.get("log_form")
+    if form is None:
         problem = "is of kvplan's engine and has none of its arguments"
-        if log.first("before") is not None:
+        if "before" in facts:
             problem = "was written by kvplan's engine before its lines could be read"
         raise InvalidInputError(log.called, problem, RESTART)
-    if log.flags["log_form"] != str(FORM):
+    if form != str(FORM):
         written_by = printable(log.flags.get("kvplan_release", "another"), 30)
-        problem = (
-            f"has form {printable(log.flags['log_form'], 20)} of the engine's lines; this kvplan reads form {FORM}"
-        )
+        problem = f"has form {printable(form, 20)} of the engine's lines; this kvplan reads form {FORM}"
         raise InvalidInputError(log.called, problem, f"read it with the release that wrote it ({written_by})")
-
-
-def inputs_of(log: ServerLog, spec: ModelSpec) -> EngineInputs:
-    """The engine's settings as inputs of the planner's rules; raises InvalidInputError for a log that lacks one."""
-    check_form(log)
-    device, total = log.text("engine_device"), log.first("total_bytes")
-    if device is None or total is None:
-        raise InvalidInputError(log.called, "ends before the engine measured its memory", "name the log of a start")
-    inputs = settings_of(log, total.count)
-    counts, stages = inputs.partition, inputs.pipeline_parallel_size
-    if counts and (len(counts) != stages or sum(counts) != spec.num_layers):
-        text = ",".join(map(str, counts))
-        problem = f"has pp_layer_partition={text!r}, which is not of {stages} stages and {spec.num_layers} layers"
-        raise InvalidInputError(log.called, problem, "name the model that was served with --model")
-    return inputs
-
-
-def settings_of(log: ServerLog, total: int) -> EngineInputs:
-    """The logged settings as inputs, on a device of so many bytes: a start that failed may not have logged them."""
-    check_form(log)
-    counts: dict[str, Any] = {name: _count(log, name) for name in COUNTS}
-    dtype = log.flags.get("dtype", "")
-    kv_dtype = log.flags.get("kv_cache_dtype", "")
-    if dtype not in ("float32", "bfloat16", "float16") or not kv_dtype:
-        raise InvalidInputError(log.called, f"dtype={printable(dtype, 30)!r} is not one of the engine's", RESTART)
-    in_flight = log.first("batches_in_flight")
-    overriding = log.flags.get("num_gpu_blocks_override")
-    return EngineInputs(
-        total=total,
-        dtype=dtype,
-        kv_cache_dtype=kv_dtype,
-        gpu_memory_utilization=_share(log),
-        num_blocks=None if overriding is None else _count(log, "num_gpu_blocks_override"),
-        backend="triton" if log.text("backend") == "triton" else "torch",
-        batches_in_flight=1 if in_flight is None else in_flight.count,
-        fully_sharded_loras=log.flags.get("fully_sharded_loras") == "True",
-        partition=_partition(log),
-        states_in_blocks=log.flags.get("states_in_blocks") == "True",
-        **counts,
-    )
-
-
-def _count(log: ServerLog, name: str) -> int:
-    text = log.flags.get(name, "")
-    if not text.isdecimal() or len(text) > 18:
-        raise InvalidInputError(log.called, f"{name}={printable(text, 30)!r} is not a count", RESTART)
-    return int(text)
-
-
-def _partition(log: ServerLog) -> tuple[int, ...]:
-    text = log.flags.get("pp_layer_partition")
-    if text is None:
-        return ()
-    if len(text) > 1000 or not all(part.strip().isdecimal() for part in text.split(",")):
-        problem = f"pp_layer_partition={printable(text, 30)!r} is not a list of counts of layers"
-        raise InvalidInputError(log.called, problem, RESTART)
-    return tuple(map(int, text.split(",")))
-
-
-def _share(log: ServerLog) -> float:
-    text = log.flags.get("gpu_memory_utilization", "")
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 < share <= 1:
-        problem = f"gpu_memory_utilization={printable(text, 30)!r} is not a fraction"
-        raise InvalidInputError(log.called, problem, RESTART)
-    return share
+    return Start(log.called, log.flags, counts, facts)
 
 
 def planned_bytes(sized: Sized, offloading_size: float | None) -> dict[str, int]:
@@ -133,54 +147,46 @@ def num_tokens(spec: ModelSpec, inputs: EngineInputs, num_blocks: int) -> int:
     return int(num_blocks / blocks_per_request(spec, inputs) * inputs.max_model_len)
 
 
-def rows_of(
-    log: ServerLog, spec: ModelSpec, drafts: Speculation
-) -> tuple[tuple[ComponentRow, ...], tuple[ComponentRow, ...], list[str]]:
+Rows = tuple[ComponentRow, ...]
+
+
+def rows_of(start: Start, inputs: EngineInputs, spec: ModelSpec, drafts: Speculation) -> tuple[Rows, Rows, list[str]]:
     """(rows from the inputs alone, rows given the logged pool, notes on ranks)."""
-    inputs = inputs_of(log, spec)
-    outside = log.first("non_torch_bytes")
-    non_torch = 0 if outside is None else outside.count
 
     def sized(num_blocks: int | None) -> list[Sized]:
-        """Each stage's prediction, with a number of blocks that all of them have; None: what the least has room for."""
-        stages = [replace(inputs, stage=stage) for stage in range(inputs.pipeline_parallel_size)]
-        if num_blocks is None:
-            sizes = [predict(spec, stage, non_torch=non_torch, speculation=drafts) for stage in stages]
-            num_blocks = min(stage.num_blocks for stage in sizes)
-            if log.text("engine_device") == "cpu":
-                num_blocks = min(_most_blocks(spec, inputs), *_host_blocks(log, sizes, inputs))
-        bound = [replace(stage, num_blocks=num_blocks) for stage in stages]
-        return [predict(spec, stage, non_torch=non_torch, speculation=drafts) for stage in bound]
+        """Each stage's prediction with so many blocks; None: as each has room for."""
+        stages = [replace(inputs, stage=stage, num_blocks=num_blocks) for stage in range(inputs.pipeline_parallel_size)]
+        outside = start.first("non_torch_bytes")
+        return [predict(spec, stage, non_torch=outside, speculation=drafts) for stage in stages]
 
-    offloading = float(log.flags.get("kv_offloading_size", "0"))
-    plans = sized(inputs.num_blocks)
-    planned = [planned_bytes(plan, offloading) for plan in plans]
-    tokens = num_tokens(spec, inputs, plans[0].num_blocks)
-    by_stage = [rows | {"blocks": plans[0].num_blocks, "tokens": tokens} for rows in planned]
-    figures, values, notes = _figures(log, by_stage, inputs.tensor_parallel_size)
-    predictions: dict[str, Prediction] = {name: Prediction(value, "formula") for name, value in values.items()}
-    states_room = log.text("engine_device") != "cpu" or log.first("host_free_bytes") is not None
-    if inputs.num_blocks is None and not states_room and not _is_plenty(spec, inputs, drafts):
+    is_cpu, plans = start.facts["engine_device"] == "cpu", sized(inputs.num_blocks)
+    if inputs.num_blocks is None:
+        blocks = min(plan.num_blocks for plan in plans)
+        if is_cpu:
+            blocks = min(_most_blocks(spec, inputs), *_host_blocks(start, plans, inputs))
+        plans = sized(blocks)
+    offloading, num_blocks = float(start.flags.get("kv_offloading_size", "0")), plans[0].num_blocks
+    counted = {"blocks": num_blocks, "tokens": num_tokens(spec, inputs, num_blocks)}
+    figures, predictions, notes = _figures(start, [planned_bytes(plan, offloading) | counted for plan in plans], inputs)
+    is_bounded = inputs.num_blocks is not None or not is_cpu or "host_free_bytes" in start.counts
+    if not is_bounded and not _is_plenty(spec, inputs, drafts):
         predictions |= {name: Prediction(None, why=HOST) for name in ("kv_cache", "blocks", "tokens")}
-    rows = reconcile(predictions, Measurement(log.called, tuple(figures)))
-    pool = log.least("num_blocks")
+    rows, pool = reconcile(predictions, figures), min(start.counts.get("num_blocks", {}).values(), default=None)
     if pool is None:
         return rows, (), notes
-    given_tokens = num_tokens(spec, inputs, pool.count)
-    given = [{"kv_cache": plan.kv_cache, "tokens": given_tokens} for plan in sized(pool.count)]
-    figures, values, _ = _figures(log, given, inputs.tensor_parallel_size)
-    of_pool = {name: Prediction(value, "formula") for name, value in values.items()}
-    return rows, reconcile(of_pool, Measurement(log.called, tuple(figures))), notes
+    tokens = num_tokens(spec, inputs, pool)
+    given = [{"kv_cache": plan.kv_cache, "tokens": tokens} for plan in sized(pool)]
+    figures, predictions, _ = _figures(start, given, inputs)
+    return rows, reconcile(predictions, figures), notes
 
 
-def _host_blocks(log: ServerLog, sizes: list[Sized], inputs: EngineInputs) -> list[int]:
+def _host_blocks(start: Start, sizes: list[Sized], inputs: EngineInputs) -> list[int]:
     """Most blocks of each rank on a CPU: its part of the budget, and of half the memory that was free."""
-    parts = log.by_rank("host_ranks")
     blocks = [stage.num_blocks for stage in sizes]
-    for rank, free in log.by_rank("host_free_bytes").items():
-        sized = sizes[_stage(rank, inputs.tensor_parallel_size, len(sizes))]
-        ranks = max(1, parts[rank].count)
-        blocks += [sized.num_blocks // ranks, free.count // 2 // ranks // sized.block_bytes]
+    for rank, free in start.counts.get("host_free_bytes", {}).items():
+        sized = sizes[_stage(rank, inputs)]
+        ranks = max(1, start.counts["host_ranks"][rank])
+        blocks += [sized.num_blocks // ranks, free // 2 // ranks // sized.block_bytes]
     return blocks
 
 
@@ -196,37 +202,30 @@ def _is_plenty(spec: ModelSpec, inputs: EngineInputs, drafts: Speculation) -> bo
 
 
 def _figures(
-    log: ServerLog, by_stage: Sequence[Mapping[str, int]], tp: int
-) -> tuple[list[Figure], dict[str, int], list[str]]:
+    start: Start, by_stage: Sequence[Mapping[str, int]], inputs: EngineInputs
+) -> tuple[Measurement, dict[str, Prediction], list[str]]:
     """(logged figures, each of the rank that differs most from its plan; that rank's plan by name; notes on ranks)."""
-    figures, planned, notes = list[Figure](), dict[str, int](), list[str]()
+    figures, planned, notes = list[Figure](), dict[str, Prediction](), list[str]()
     for name in by_stage[0]:
-        fact = {"blocks": "num_blocks", "tokens": "kv_tokens"}.get(name, f"{name}_bytes")
-        readings = {
-            rank: (reading, by_stage[_stage(rank, tp, len(by_stage))]) for rank, reading in log.by_rank(fact).items()
-        }
-        if name == "lora" and log.flags.get("max_loras") == "0" and not readings:
+        logged = start.counts.get({"blocks": "num_blocks", "tokens": "kv_tokens"}.get(name, f"{name}_bytes"), {})
+        if name == "lora" and start.flags.get("max_loras") == "0" and not logged:
             continue
-        unit = name if name in ("blocks", "tokens") else "bytes"
-        if not readings:
-            planned[name] = by_stage[0][name]
-            figures.append(Figure(name, unit, None, note=not_in(log.called)))
-            continue
-        errors = {rank: abs(reading.count - plan[name]) for rank, (reading, plan) in readings.items()}
-        worst = max(errors, key=lambda rank: errors[rank])
-        reading, plan = readings[worst]
-        planned[name] = plan[name]
-        figures.append(Figure(name, unit, reading.count))
-        if len({reading.count for reading, _ in readings.values()}) > 1:
-            values = ", ".join(f"{reading.count:,} on {rank}" for rank, (reading, _) in readings.items())
+        plans = {rank: by_stage[_stage(rank, inputs)][name] for rank in logged}
+        worst = max(logged, key=lambda rank: abs(logged[rank] - plans[rank]), default=None)
+        planned[name] = Prediction(by_stage[0][name] if worst is None else plans[worst], "formula")
+        unit, missing = name if name in ("blocks", "tokens") else "bytes", "" if logged else not_in(start.called)
+        figures.append(Figure(name, unit, None if worst is None else logged[worst], note=missing))
+        if len(set(logged.values())) > 1:
+            values = ", ".join(f"{count:,} on {rank}" for rank, count in logged.items())
             notes.append(f"the ranks differ in {name} ({values}); {worst} is compared, with its own plan")
-    ranks, size = log.by_rank("weights_bytes"), tp * len(by_stage)
-    if 0 < len(ranks) < size:
-        notes.append(f"{len(ranks)} of {size} ranks in the log; the others are not compared")
-    return figures, planned, notes
+    ranks, size = len(start.counts.get("weights_bytes", {})), inputs.tensor_parallel_size * len(by_stage)
+    if 0 < ranks < size:
+        notes.append(f"{ranks} of {size} ranks in the log; the others are not compared")
+    return Measurement(start.called, tuple(figures)), planned, notes
 
 
-def _stage(rank: str, tp: int, num_stages: int) -> int:
+def _stage(rank: str, inputs: EngineInputs) -> int:
     """The stage of a rank, by its name in the log."""
     number = rank.removeprefix("rank ")
-    return min(num_stages - 1, int(number) // tp) if number.isdecimal() else 0
+    stages = inputs.pipeline_parallel_size
+    return min(stages - 1, int(number) // inputs.tensor_parallel_size) if number.isdecimal() else 0

@@ -5,6 +5,7 @@ that kvplan can state.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
@@ -18,7 +19,7 @@ SOFTMAX: Final = 1
 
 def build(blocks: RecurrentBlocks) -> None:
     """Build the whole graph of a model."""
-    builder = BUILDERS.get(blocks.shape.arch)
+    builder = (DRAFTERS if blocks.shape.drafts else BUILDERS).get(blocks.shape.arch)
     if builder is None:
         raise UnsupportedModelError(
             f"architecture {blocks.shape.arch!r}", "kvplan knows no compute buffer of it", "use another --engine"
@@ -396,7 +397,7 @@ def gated_attention(g: RecurrentBlocks, i: int, x: Tensor, positions: Tensor, in
     shape, tokens = g.shape, g.batch.tokens
     heads, (head, _, _) = sizes(g, i)
     joint, k, v = g.qkv(i, x, heads, (2 * head, head, head), split=False)
-    packed = shape.arch == "qwen3next"
+    packed = shape.arch == "qwen3next" and not shape.drafts
     if packed:
         joint = g.reshape(joint, 2 * head, heads[0], tokens)
     steps = (8 * head, 8 * head * heads[0])
@@ -480,33 +481,57 @@ def lfm2(g: RecurrentBlocks) -> Tensor:
     return finish(g, x)
 
 
+# --- multi-token prediction -----------------------------------------------------------------------------------------
+
+
+def predicted(g: RecurrentBlocks) -> Tensor:
+    """The file's own block for multi-token prediction: a token's embedding beside the model's last hidden state."""
+    shape, (i,), latent = g.shape, g.shape.running, g.shape.arch == "deepseek2"
+    tokens, hidden = g.input("I32", g.batch.tokens), g.input("F32", g.shape.hidden_size, g.batch.tokens)
+    own = g.maybe(i, "nextn.embed_tokens.weight")
+    x = g.get_rows(g.weight("token_embd.weight") if own is None else own, tokens)
+    positions, rows, inputs = g.positions(), g.output_rows(), g.attention_inputs(only_k=latent)
+    x, hidden = g.norm(x, g.of(i, "nextn.enorm.weight"), i), g.norm(hidden, g.of(i, "nextn.hnorm.weight"), i)
+    residual = g.mul_mat(g.of(i, "nextn.eh_proj.weight"), g.concat(x, hidden))
+    x = attention_norm(g, i, residual)
+    if latent:
+        x = g.attend_latent(i, *latent_qkv(g, i, x, positions), inputs, g.of(i, "attn_v_b.weight"))
+        x = g.mul_mat(g.of(i, "attn_output.weight"), x)
+    elif shape.hybrid:
+        x = gated_attention(g, i, x, positions, inputs)
+    else:
+        q, k, v = g.qkv(i, x, *sizes(g, i))
+        q, k = g.rope(head_norm(g, i, "q", q), positions), g.rope(head_norm(g, i, "k", k), positions)
+        x = output(g, i, g.attend(i, q, k, v, inputs))
+    first = shape.arch == "qwen3next"  # chooses the tokens whose logits are kept before the feed-forward part
+    if first:
+        x, residual = g.get_rows(x, rows), g.get_rows(residual, rows)
+    residual = g.add(x, residual)
+    x = g.norm(residual, g.of(i, "ffn_norm.weight" if latent else "post_attention_norm.weight"), i)
+    if g.maybe(i, "ffn_gate_inp.weight") is None:
+        x = g.feed_forward(i, x)
+    else:
+        x = mixture(g, i, x, SIGMOID if shape.arch == "glm4moe" else SOFTMAX, shape.hybrid or shape.norm_weights)
+    norm = g.maybe(i, "nextn.shared_head_norm.weight")
+    x = g.norm(g.add(x, residual), g.weight("output_norm.weight") if norm is None else norm, None)
+    x = g.output(x) if first else g.get_rows(g.output(x), rows)
+    head = g.maybe(i, "nextn.shared_head_head.weight")
+    return g.linear(g.head() if head is None else head, x)
+
+
+DRAFTERS: Final[dict[str, Builder]] = dict.fromkeys(
+    ("deepseek2", "glm4moe", "qwen3next", "qwen35", "qwen35moe"), predicted
+)
 BUILDERS: Final[dict[str, Builder]] = {
-    "llama": lambda g: standard(g, factors=True),
-    "mistral3": lambda g: standard(g, factors=True),
-    "qwen2": standard,
-    "qwen3": standard,
-    "qwen3moe": standard,
-    "glm4moe": standard,
-    "starcoder2": standard,
-    "granite": lambda g: standard(g, factors=True),
+    **dict.fromkeys(("llama", "mistral3", "granite"), partial(standard, factors=True)),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "glm4moe", "starcoder2"), standard),
     "smollm3": lambda g: standard(g, rope_period=4),
     "phi3": lambda g: standard(g, factors=True, scaled_q=True),
-    "olmo2": unsplit,
-    "minimax-m2": unsplit,
-    "command-r": parallel,
-    "cohere2": parallel,
-    "gemma2": gemma,
-    "gemma3": gemma,
-    "gemma4": gemma4,
-    "gpt-oss": gpt_oss,
-    "deepseek2": deepseek2,
-    "mamba": mamba,
-    "mamba2": mamba,
-    "qwen3next": qwen_hybrid,
-    "qwen35": qwen_hybrid,
-    "qwen35moe": qwen_hybrid,
-    "nemotron_h": nemotron_h,
-    "nemotron_h_moe": nemotron_h,
-    "falcon-h1": falcon_h1,
-    "lfm2": lfm2,
-}
+    **dict.fromkeys(("olmo2", "minimax-m2"), unsplit),
+    **dict.fromkeys(("command-r", "cohere2"), parallel),
+    **dict.fromkeys(("gemma2", "gemma3"), gemma),
+    **dict.fromkeys(("mamba", "mamba2"), mamba),
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), qwen_hybrid),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), nemotron_h),
+    "gemma4": gemma4, "gpt-oss": gpt_oss, "deepseek2": deepseek2, "falcon-h1": falcon_h1, "lfm2": lfm2,
+}  # fmt: skip

@@ -11,6 +11,7 @@ from kvplan.core.units import GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.gguf_model import GGUFModel, ggml_tensors, gguf_beside, gguf_of, stored_in
 from kvplan.servers.base import terms_of
+from kvplan.servers.llamacpp.architectures import DRAFTERS
 from kvplan.servers.llamacpp.beside import Beside, adapter_tensors, tower_tensors
 from kvplan.servers.llamacpp.settings import DEFAULT_SLOTS, Device, Override, Settings
 from kvplan.servers.llamacpp.shape import TensorLike
@@ -25,6 +26,7 @@ RUNTIMES: Final = {"amd": "HIP", "intel": "SYCL"}
 BATCH, UBATCH, FIT_CTX, MARGIN = 2048, 512, 4096, "1024"  # its defaults; the margin in MiB
 CACHE_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # common/arg.cpp
 DRAFT_TOKENS, VOCABULARY = 3, 128  # its default; how far vocabularies may differ (common/speculative.cpp)
+MTP, MTP_TYPE = "mtp", "draft-mtp"  # the method, and what llama.cpp calls it
 EXPERTS: Final = r"ffn_(up|down|gate_up|gate)_(ch|)exps"
 # Arguments of the table that --gpu sets for every server.
 BY_GPUS: Final = ("tensor_parallel_size",)
@@ -48,15 +50,29 @@ def device(request: Request, taken: int) -> Device:
 
 def model(request: Request) -> GGUFModel:
     """The file that is served: the one that was named, else what llama-quantize would make."""
-    stored, stated = request.checkpoint, request.args.quantization
+    stored, stated, drafts = request.checkpoint, request.args.quantization, request.args.speculative_method == MTP
     if request.weights_bytes is not None:
         raise UsageError("--weights-bytes", "llama.cpp's layers are placed tensor by tensor", "name the GGUF file")
     if stored is not None and stored.format == "gguf":
         own = gguf_beside(stored, request.spec)
         if stated is not None and stated.upper() != own.label:
             raise UsageError(f"--quant {stated}", f"the file is {own.label or 'of another type'}", "remove it")
-        return own
-    return gguf_of(request.spec, stated or usual_type(request))
+    else:
+        own = gguf_of(request.spec, stated or usual_type(request), drafts=drafts)
+    if drafts:
+        check_nextn(own)
+    return own
+
+
+def check_nextn(model: GGUFModel) -> None:
+    """Refuse a file whose layers for multi-token prediction the server does not draft with, or kvplan does not size."""
+    what, cure = f"multi-token prediction (--spec-type {MTP_TYPE})", f"leave out --spec-type {MTP_TYPE}"
+    if not model.num_nextn:
+        problem = "the model's file has no layer for it: llama.cpp creates no context for the drafts, and ends"
+        raise UsageError(what, problem, f"name a file that has one, or {cure}", keys=("speculative_method",))
+    if model.architecture not in DRAFTERS or model.num_nextn > 1:
+        problem = f"kvplan knows no graph for {model.num_nextn} such layers of {model.architecture!r}"
+        raise UnsupportedModelError(what, problem, cure)
 
 
 def usual_type(request: Request) -> str:
@@ -80,9 +96,14 @@ def check(request: Request) -> None:
 def check_draft(request: Request) -> None:
     """Refuse drafts that kvplan does not size, and those that the server does not take."""
     draft, method, own = request.draft, request.args.speculative_method, request.spec.vocab_size
-    if (draft is not None and draft.head) or method is not None:
+    sized = method is None or (method == MTP and "speculative_method" in flags_of(request.release.engine))
+    if (draft is not None and draft.head) or not sized:
         what = f"drafts by {method}" if draft is None or not draft.head else f"draft {draft.name}"
-        raise UnsupportedModelError(what, "kvplan sizes llama.cpp's drafts of a whole model only", "leave them out")
+        problem = "kvplan sizes llama.cpp's drafts of a whole model, or of the model's own layers (mtp)"
+        raise UnsupportedModelError(what, problem, "leave them out")
+    if draft is not None and method == MTP:
+        problem = "is a second file with the layers for multi-token prediction, which kvplan does not size"
+        raise UsageError(f"draft {draft.name}", problem, "name a file that has them beside the model's own")
     if draft is not None and abs(draft.vocab_size - own) > VOCABULARY:
         problem = f"has {draft.vocab_size:,} tokens, the model {own:,}: llama.cpp refuses more than {VOCABULARY} apart"
         raise UsageError(f"draft {draft.name}", problem, "use a draft of the same family", keys=("draft_model",))
@@ -116,7 +137,8 @@ def settings(args: EngineArgs, num_devices: int, *, drafts: bool = False) -> Set
     """The arguments by what they mean; with drafts a slot's output is kept for each of its draft tokens, too."""
     stated = args.max_model_len
     batch, slots = args.max_num_batched_tokens or BATCH, args.max_num_seqs or DEFAULT_SLOTS
-    outputs = min(batch, slots * (1 + (args.num_speculative_tokens or DRAFT_TOKENS))) if drafts else None
+    tokens, mtp = args.num_speculative_tokens or DRAFT_TOKENS, args.speculative_method == MTP
+    outputs = min(batch, slots * (1 + tokens)) if drafts or mtp else None
     return Settings(
         ctx=stated if isinstance(stated, int) else 0,
         slots=args.max_num_seqs,
@@ -138,6 +160,7 @@ def settings(args: EngineArgs, num_devices: int, *, drafts: bool = False) -> Set
         fit=args.fit != "off",
         fit_target=tuple(int(size * MIB) for size in _numbers("--fit-target", args.fit_target or MARGIN)),
         fit_ctx=args.fit_ctx or FIT_CTX,
+        mtp_tokens=tokens if mtp else 0,
     )
 
 

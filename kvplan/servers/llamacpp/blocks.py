@@ -128,9 +128,9 @@ class Blocks(Graph):
                 case "v":
                     kind, ne = self.settings.cache_v, dims(v_width(shape, layer, self.settings), cells, streams)
                 case "r":
-                    kind, ne = "F32", dims(shape.conv_state, slots)
+                    kind, ne = "F32", dims(shape.conv_state, slots * self.context.states)
                 case _:
-                    kind, ne = "F32", dims(shape.scan_state, slots)
+                    kind, ne = "F32", dims(shape.scan_state, slots * self.context.states)
             self._caches[key] = Tensor("NONE", kind, ne, buffer=self.cache_buffer(layer), name=f"{what}{layer}")
         return self._caches[key]
 
@@ -210,7 +210,7 @@ class Blocks(Graph):
         streams = self.context.streams
         mask = self.input("F16" if self.flash else "F32", cells, batch.tokens // streams, 1, streams)
         k_rotation = v_rotation = None
-        layers = [i for i in range(shape.num_layers) if shape.attends(i)]
+        layers = [i for i in shape.running if shape.attends(i)]
         if not only_k and shape.has_windows:
             layers = [i for i in layers if shape.windowed[i] == windowed]
         k_heads, v_heads = ({shape.head_dims(i)[j] for i in layers} for j in (0, 1))

@@ -12,8 +12,6 @@ from kvplan.servers.llamacpp.placement import DEVICE_ALIGNMENT, HOST_ALIGNMENT, 
 from kvplan.servers.llamacpp.settings import CACHE_KINDS, CELLS, Context, Settings, padded
 from kvplan.servers.llamacpp.shape import Shape
 
-STATE_KIND = "F32"
-
 
 def window_cells(shape: Shape, context: Context, settings: Settings) -> int:
     """Cells of a stream in the layers that attend within a window."""
@@ -50,7 +48,7 @@ def check_kinds(shape: Shape, settings: Settings, flash: bool) -> None:
     if settings.flash == "off":
         return
     for which, (flag, kind) in enumerate((("-ctk", k), ("-ctv", v))):
-        for layer in range(shape.num_layers):
+        for layer in shape.running:
             if (head := shape.head_dims(layer)[which]) % BLOCKS[kind][0]:
                 problem = f"blocks of {BLOCKS[kind][0]} elements do not divide heads of {head}"
                 raise UsageError(f"{flag} {kind.lower()}", problem, f"use {flag} f16")
@@ -65,14 +63,14 @@ def layer_bytes(shape: Shape, layer: int, context: Context, settings: Settings) 
             nbytes = row_bytes(kind, width) * cells
             sizes.append((nbytes, device_bytes(kind, width, nbytes) if nbytes else 0))
     if shape.keeps_state(layer):
-        sizes += [(4 * width * context.slots,) * 2 for width in (shape.conv_state, shape.scan_state)]
+        sizes += [(4 * width * context.slots * context.states,) * 2 for width in (shape.conv_state, shape.scan_state)]
     return sizes
 
 
 def context_bytes(shape: Shape, placement: Placement, context: Context, settings: Settings) -> dict[int | None, int]:
     """Bytes of caches and states on each device in use, and on the host (None)."""
     totals: dict[int | None, int] = defaultdict(int)
-    for layer in range(shape.num_layers):
+    for layer in shape.running:
         where = placement.layers[layer] if settings.offload_cache else None
         for nbytes, on_device in layer_bytes(shape, layer, context, settings):
             alignment = HOST_ALIGNMENT if where is None else DEVICE_ALIGNMENT

@@ -117,6 +117,8 @@ def parse(words: list[str]) -> ServeCommand:
         command.notes.append(Note(f"--tensor-split divides the model over {len(shares)} GPUs"))
     name_model(command, file, repository)
     _take_draft(command, files)
+    if repository is not None and file is None and "speculative_method" in command.args:
+        command.notes.append(Note("where the repository has a file mtp-*.gguf, llama-server loads it instead: not sized"))
     return command
 
 
@@ -125,7 +127,7 @@ BESIDE: Final = {
     "spec_type": "type",
 }  # fmt: skip
 ALONE: Final = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-DRAFTING: Final = "draft-simple"
+DRAFTING, OWN_LAYERS = "draft-simple", "draft-mtp"
 
 
 def _devices(text: str) -> int:
@@ -146,8 +148,10 @@ def _add_adapters(command: ServeCommand, text: str, scaled: bool) -> None:
 def _take_draft(command: ServeCommand, files: dict[str, str]) -> None:
     """The draft by its file's or repository's name, as the model's."""
     kinds = [kind for kind in files.get("type", "none").split(",") if kind not in ALONE]
-    if kinds not in ([], [DRAFTING]):
-        known = f"{', '.join(kinds)} is not sized: kvplan knows drafts of a model ({DRAFTING}) and those without memory"
+    if kinds == [OWN_LAYERS]:
+        command.args["speculative_method"] = "mtp"
+    elif kinds not in ([], [DRAFTING]):
+        known = f"{', '.join(kinds)} is not sized: kvplan knows {DRAFTING}, {OWN_LAYERS} and drafts without memory"
         command.refused["--spec-type"] = f"{known}; without the flag, what the draft takes is not counted"
     if not {"file", "repository"} & files.keys():
         return

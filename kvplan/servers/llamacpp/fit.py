@@ -75,7 +75,7 @@ class Fitting:
     """One run of `--fit`."""
 
     def __init__(self, server: Server, settings: Settings, host_memory: int | None) -> None:
-        self.server, self.settings, self.host_memory = server, settings, host_memory
+        self.server, self.settings, self.stated, self.host_memory = server, settings, settings, host_memory
         self.numbers = server.measure(settings).placement.devices
         targets = settings.fit_target
         self.margins = [targets[i if i < len(targets) else -1] for i in range(max(1, len(self.numbers)))]
@@ -90,9 +90,14 @@ class Fitting:
     def shape(self) -> Shape:
         return self.server.shape
 
+    @property
+    def num_layers(self) -> int:
+        """Layers that are loaded."""
+        return self.shape.num_blocks if self.settings.mtp_tokens else self.shape.num_layers
+
     def used(self, settings: Settings) -> list[int]:
         """Bytes that the server allocates on each device; without one, on the host."""
-        measured: Measured = self.server.measure(settings)
+        measured: Measured = self.server.measure(settings, replace(self.stated, ctx=settings.ctx))
         return [measured.places[i].total for i in self.numbers or (None,)]
 
     def run(self) -> Fit:
@@ -122,7 +127,7 @@ class Fitting:
             measured = self.server.measure(self.settings)
             weights = sum(measured.places[i].weights for i in self.numbers)
             stated = self.settings.gpu_layers
-            layers = self.shape.num_layers if stated is None else min(stated, self.shape.num_layers)
+            layers = self.num_layers if stated is None else min(stated, self.num_layers)
             per_layer = weights // layers
             budget -= (devices + 1) * per_layer // (6 if self.shape.num_experts else 2)
         self.settings = replace(self.settings, ctx=lowest)
@@ -151,7 +156,7 @@ class Fitting:
     def with_shares(self, shares: Sequence[Share]) -> Settings:
         """The settings with so many layers on each device."""
         total = sum(share.layers for share in shares)
-        layer = self.shape.num_layers + 1 - total
+        layer = self.num_layers + 1 - total
         overrides = []
         for share in shares:
             layer += share.full
@@ -187,7 +192,7 @@ class Fitting:
     def fill(self, device: int, shares: list[Share], memory: list[int]) -> tuple[list[Share], list[int]]:
         """As many layers on a device as fit, without experts if the model has any; the last one has the output."""
         experts = bool(self.shape.num_experts)
-        unassigned = self.shape.num_layers + 1 - sum(share.layers for share in shares[device + 1 :])
+        unassigned = self.num_layers + 1 - sum(share.layers for share in shares[device + 1 :])
         if not unassigned:
             return shares, memory
         is_last = device == self.last

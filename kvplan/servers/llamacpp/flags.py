@@ -33,6 +33,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "mmproj_offload": Flag(),
     "draft_gpu_layers": Flag(("spec_draft_ngl", "gpu_layers_draft", "n_gpu_layers_draft"), ("ngld",)),
     "draft_quant": Flag(printed=False),  # part of the file's name
+    "speculative_method": Flag(printed=False),  # --spec-type
     "num_speculative_tokens": Flag(("spec_draft_n_max",)),
 }
 NEGATED: Final = {"nkvo": "kv_offload", "no_kvu": "kv_unified"}  # short forms that turn a switch off

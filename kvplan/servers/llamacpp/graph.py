@@ -222,6 +222,7 @@ class Graph:
         size = x.elements + prod(state.ne[:3]) * ids.ne[0]
         return Tensor("SSM_SCAN", "F32", dims(size), [state, x, dt, a, b, c, ids])
 
-    def delta_net(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-        rows = v.ne[2] * v.ne[3] + v.ne[0] * v.ne[3]
+    def delta_net(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, state: Tensor,
+                  states: int) -> Tensor:  # fmt: skip
+        rows = v.ne[2] * v.ne[3] + v.ne[0] * v.ne[3] * states
         return Tensor("GATED_DELTA_NET", "F32", dims(v.ne[0] * v.ne[1], rows), [q, k, v, gate, beta, state])

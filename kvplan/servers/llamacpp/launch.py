@@ -2,7 +2,7 @@
 
 from kvplan.models.catalog import model_id
 from kvplan.servers.llamacpp.asked import USUAL_TYPE
-from kvplan.servers.llamacpp.command import DRAFTING
+from kvplan.servers.llamacpp.command import DRAFTING, OWN_LAYERS
 from kvplan.servers.plans.plan import Plan
 from kvplan.servers.words.arguments import flag_words
 
@@ -22,6 +22,8 @@ def words(plan: Plan) -> list[str]:
         kind, is_file = request.args.draft_quant or USUAL_TYPE, draft.served_name.endswith(".gguf")
         name = draft.served_name if is_file else f"{model_id(draft).rpartition('/')[2]}-{kind}.gguf"
         named += ["--model-draft", name, "--spec-type", DRAFTING]
+    if request.args.speculative_method is not None:
+        named += ["--spec-type", OWN_LAYERS]
     return [*program, *named, *flag_words("llamacpp", request.release, request.args, stated)]
 
 

@@ -43,7 +43,8 @@ def speed(run: "Started", request: "Request", tokens: int) -> SlotSpeed:
     gpu = request.gpu
     bandwidth = gpu.memory_bandwidth if run.server.devices else None
     host = request.host_bandwidth or (bandwidth if gpu.unified else None)
-    lacks = "" if request.draft is None else "how many drafted tokens are accepted is not known"
+    drafts = request.draft is not None or run.own.mtp_tokens > 0
+    lacks = "how many drafted tokens are accepted is not known" if drafts else ""
     reads = read_bytes(run, 1)
     if not lacks and run.server.devices and bandwidth is None:
         lacks = "the bandwidth of this GPU is not known"

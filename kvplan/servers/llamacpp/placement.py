@@ -124,18 +124,18 @@ def place(model: FileLike, shape: Shape, settings: Settings, devices: Sequence[D
     layers = tuple(map(device_of, range(shape.num_blocks)))
     output = device_of(shape.num_blocks)
     overrides = tuple((override.pattern, override.device) for override in settings.overrides)
-    tensors = tuple(_tensors(model, shape, layers, output, overrides, used))
+    tensors = tuple(_tensors(model, shape, layers, output, overrides, used, settings.mtp_tokens > 0))
     return Placement(used, layers, output, tensors, gpu_layers)
 
 
 def _tensors(model: FileLike, shape: Shape, layers: Sequence[int | None], output: int | None,
              overrides: tuple[tuple[str, int | None], ...],
-             used: tuple[int, ...]) -> Iterator[tuple[TensorLike, int | None]]:  # fmt: skip
+             used: tuple[int, ...], drafts: bool) -> Iterator[tuple[TensorLike, int | None]]:  # fmt: skip
     tied = not any(tensor.name == "output.weight" for tensor in model.tensors)
     for tensor in model.tensors:
         block = tensor.layer
-        if block is not None and block >= shape.num_layers:
-            continue  # a block that only MTP drafting loads
+        if block is not None and block >= shape.num_layers and not drafts:
+            continue
         stated, matches = override(tensor.name, overrides)
         if matches:
             where = None if stated is None else used.index(stated)

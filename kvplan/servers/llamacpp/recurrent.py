@@ -48,8 +48,9 @@ class RecurrentBlocks(Blocks):
         seqs, cache = self.batch.seqs, self.cache("r", layer)
         old = self.reshape(self.state(cache, self.shape.conv_state, states), taps, channels, seqs)
         joined = self.concat(old, x)
-        last = self.view(joined, dims(taps, channels, seqs), joined.nb[1:3])
-        self.expand(self.copy(last, self.view(cache, dims(taps * channels, seqs), (cache.nb[1],))))
+        for _ in range(self.context.states):
+            last = self.view(joined, dims(taps, channels, seqs), joined.nb[1:3])
+            self.expand(self.copy(last, self.view(cache, dims(taps * channels, seqs), (cache.nb[1],))))
         return joined
 
     # --- Mamba ------------------------------------------------------------------------------------------------------
@@ -146,12 +147,14 @@ class RecurrentBlocks(Blocks):
         v = self.view(mixed, dims(v_dim, v_heads, per_seq, seqs), (v_dim * 4, row, row * per_seq))
         if shape.arch == "qwen3next" and k_heads != v_heads:
             q, k = (self.spread(t, v_heads // k_heads) for t in (q, k))
-        result = self.delta_net(q, k, v, gate, beta, state)
+        states_kept = self.context.states
+        result = self.delta_net(q, k, v, gate, beta, state, states_kept)
         steps = v_dim * 4, v_dim * v_heads * 4, v_dim * v_heads * per_seq * 4
         output = self.view(result, dims(v_dim, v_heads, per_seq, seqs), steps)
-        steps = v_dim * 4, v_dim * v_dim * 4, v_dim * v_dim * v_heads * 4
-        new = self.view(result, dims(v_dim, v_dim, v_heads, seqs), steps)
-        self.expand(self.copy(new, self.view(cached, dims(shape.scan_state, seqs), (cached.nb[1],))))
+        width, written = v_dim * v_dim * v_heads, min(per_seq, states_kept)
+        new = self.view(result, dims(width, seqs, written), (width * 4, width * seqs * 4))
+        into = self.view(cached, dims(width, seqs, written), (cached.nb[1], self.context.slots * width * 4))
+        self.expand(self.copy(new, into))
         z = self.reshape(z, v_dim, v_heads, per_seq, seqs)
         normed = self.norm(output, self.of(layer, "ssm_norm.weight"), layer)
         out = self.mul(normed, self.unary(z))

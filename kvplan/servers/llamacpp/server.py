@@ -14,11 +14,11 @@ from kvplan.sizing.weights import Layout
 
 if TYPE_CHECKING:
     from kvplan.servers.base import Launch, Outputs, Pasted
-    from kvplan.servers.plans.plan import HostRow, Sized
+    from kvplan.servers.plans.plan import Estimate, HostRow, Sized
 
 __all__ = [
-    "abilities", "as_read", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch", "layout",
-    "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
+    "abilities", "as_read", "asleep", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch",
+    "layout", "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
 ]  # fmt: skip
 
 name = "llamacpp"
@@ -106,6 +106,10 @@ def kept_back(plan: Plan) -> int:
     """Bytes that --fit leaves free on a GPU."""
     stated = plan.request.args.fit_target
     return int(float(stated.split(",")[0]) * MIB) if stated else 1024 * MIB
+
+
+def asleep(plan: Plan) -> "dict[str, Estimate]":
+    return {}
 
 
 def remedies(plan: Plan) -> "Iterable[tuple[str, dict[str, Any]]]":

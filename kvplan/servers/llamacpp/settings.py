@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvplan.core.errors import UsageError
-from kvplan.servers.llamacpp.shape import Shape
+from kvplan.servers.llamacpp.shape import GO_BACK, Shape
 
 MIB: Final = 1 << 20
 DEFAULT_SLOTS: Final = 4
@@ -52,6 +52,7 @@ class Settings:
     outputs     tokens whose logits are kept; None: one per slot
     fit_target  bytes that `--fit` leaves free on each device; one for all, or one each
     mapped      weights of the host stay in the mapped file
+    mtp_tokens  tokens that the file's own MTP blocks draft in a step; 0: they are not loaded
     """
 
     ctx: int = 0
@@ -75,6 +76,7 @@ class Settings:
     fit_target: tuple[int, ...] = (1024 * MIB,)
     fit_ctx: int = 4096
     mapped: bool = True
+    mtp_tokens: int = 0
 
     @property
     def num_slots(self) -> int:
@@ -93,6 +95,7 @@ class Context:
     cells    tokens of one stream: of all slots if they share a cache, else of each
     streams  caches of so many cells
     outputs  tokens whose logits a batch keeps
+    states   states kept of each slot, of which the last ones are what it goes back to if drafts are refused
     """
 
     total: int
@@ -102,6 +105,7 @@ class Context:
     batch: int
     ubatch: int
     outputs: int
+    states: int = 1
 
 
 def padded(value: int, to: int) -> int:
@@ -118,7 +122,8 @@ def context_of(shape: Shape, settings: Settings) -> Context:
     ubatch = min(batch, settings.ubatch or settings.batch)
     outputs = slots if settings.outputs is None else settings.outputs
     total = padded(total, CELLS)
+    states = 1 + settings.mtp_tokens if shape.arch in GO_BACK else 1
     if settings.is_unified:
-        return Context(total, total, 1, slots, batch, ubatch, outputs)
+        return Context(total, total, 1, slots, batch, ubatch, outputs, states)
     cells = padded(total // slots, CELLS)
-    return Context(cells * slots, cells, slots, slots, batch, ubatch, outputs)
+    return Context(cells * slots, cells, slots, slots, batch, ubatch, outputs, states)

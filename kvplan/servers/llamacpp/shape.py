@@ -16,6 +16,8 @@ WINDOW_PERIODS: Final = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2, "
 DELTA_NETS: Final = frozenset({"qwen3next", "qwen35", "qwen35moe"})
 # Architectures whose tokens have a position in each of four dimensions.
 FOUR_POSITIONS: Final = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})
+# Architectures whose states can go back by a few tokens, and so are kept several times while drafting.
+GO_BACK: Final = frozenset({"qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe", "lfm2"})
 HYBRIDS: Final = DELTA_NETS | {"nemotron_h", "nemotron_h_moe", "falcon-h1", "lfm2"}
 # What a model without this key has: llama.cpp's own defaults.
 GEMMA2_WINDOW: Final = 4096
@@ -110,6 +112,12 @@ class Shape:
     per_layer_input: int
     positions: int
     temperature: float
+    drafts: bool = False  # the graph and the cache are those of the MTP blocks
+
+    @property
+    def running(self) -> range:
+        """The blocks that the graph runs."""
+        return range(self.num_layers, self.num_blocks) if self.drafts else range(self.num_layers)
 
     @property
     def num_layers(self) -> int:
@@ -157,6 +165,8 @@ class Shape:
 
     def attends(self, layer: int) -> bool:
         """True if the layer owns a KV cache."""
+        if self.drafts:
+            return layer >= self.num_layers
         if layer >= self.num_layers - self.num_shared_kv or self.pure_recurrent:
             return False
         if self.arch == "falcon-h1":
@@ -166,7 +176,9 @@ class Shape:
         return not (self.hybrid and self.recurrent[layer])
 
     def keeps_state(self, layer: int) -> bool:
-        return layer < self.num_layers and (self.pure_recurrent or (self.hybrid and self.recurrent[layer]))
+        if self.drafts or layer >= self.num_layers:
+            return False
+        return self.pure_recurrent or (self.hybrid and self.recurrent[layer])
 
 
 def per_block(value: Any, num_blocks: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from kvplan.core.units import MIB, format_gib, plural
 from kvplan.models.gguf_model import GGUFModel, gguf_of
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.llamacpp import asked
-from kvplan.servers.llamacpp.beside import TOWER_COMPUTE, draft_settings
+from kvplan.servers.llamacpp.beside import TOWER_COMPUTE
 from kvplan.servers.llamacpp.cache import layer_bytes
 from kvplan.servers.llamacpp.changes import SOURCE, TYPES
 from kvplan.servers.llamacpp.fit import Fit, fit
@@ -185,7 +185,8 @@ def groups_of(run: Started, device: int | None) -> dict[str, int]:
     position, totals = placement.devices.index(device), Counter[str]()
     for tensor, where in placement.tensors:
         if where == position:
-            group = next((group for word, group in GROUPS if word in tensor.name), "other")
+            nextn = tensor.layer is not None and tensor.layer >= run.server.shape.num_layers
+            group = "draft" if nextn else next((group for word, group in GROUPS if word in tensor.name), "other")
             totals[group] += buffer_bytes(tensor, position)
     for file in placement.adapters:
         totals["adapters"] += sum(buffer_bytes(tensor, where) for tensor, where in file if where == position)
@@ -201,12 +202,12 @@ def per_token(run: Started) -> int:
     context, total = run.measured.context, 0
     servers = [(run.server.shape, run.own)]
     if run.measured.draft is not None:
-        servers.append((run.server.drafter.shape, draft_settings(run.own, context.total, None)))
+        servers.append((run.server.drafter.shape, replace(run.own, cache_k="F16", cache_v="F16")))
     for shape, own in servers:
         whole = replace(own, full_windows=True)
         total += sum(
             sum(size for size, _ in layer_bytes(shape, layer, context, whole))
-            for layer in range(shape.num_layers)
+            for layer in shape.running
             if shape.attends(layer) and not shape.windowed[layer] and not shape.keeps_state(layer)
         )
     return total // (context.cells * context.streams)
@@ -219,7 +220,7 @@ def pool_of(run: Started) -> CellPool:
     spec = KVSpec("full", 1, max(1, token))
     layers = tuple((layer, spec) for layer in range(shape.num_layers))
     states = sum(shape.keeps_state(layer) for layer in range(shape.num_layers))
-    slot = 4 * (shape.conv_state + shape.scan_state) * states
+    slot = 4 * (shape.conv_state + shape.scan_state) * states * run.measured.context.states
     return CellPool((KVGroup(layers, (spec,)),), (max(1, token),), how, token, slot)
 
 
@@ -270,8 +271,10 @@ def slots_of(run: Started, free: int, request: Request) -> SlotCache:
 def chosen(run: Started) -> str:
     """What --fit chose, by its flags."""
     own, stated = run.own, run.stated
-    words = [f"--ctx-size {own.ctx}"] if stated.ctx == 0 and own.ctx != run.server.shape.trained_ctx else []
-    if own.gpu_layers is not None and stated.gpu_layers is None and own.gpu_layers <= run.server.shape.num_layers:
+    shape = run.server.shape
+    words = [f"--ctx-size {own.ctx}"] if stated.ctx == 0 and own.ctx != shape.trained_ctx else []
+    layers = shape.num_blocks if own.mtp_tokens else shape.num_layers
+    if own.gpu_layers is not None and stated.gpu_layers is None and own.gpu_layers <= layers:
         words.append(f"--gpu-layers {own.gpu_layers}")
     if len(own.overrides) > len(stated.overrides):
         words.append(f"the host for the experts of {plural(host_experts(run), 'layer')}")
@@ -300,7 +303,8 @@ def smaller_type(run: Started, settings: Own) -> GGUFModel | None:
     model, margin = run.model, run.own.fit_target[0]
     if model.mixed_by == "file" or model.label not in TYPES:
         return None
-    files = (gguf_of(model.spec, kind) for kind in TYPES[TYPES.index(model.label) + 1 :])
+    drafts = settings.mtp_tokens > 0
+    files = (gguf_of(model.spec, kind, drafts=drafts) for kind in TYPES[TYPES.index(model.label) + 1 :])
     return next(
         (file for file in files if room(Server(file, run.server.devices, run.server.beside), settings, margin) >= 0),
         None,

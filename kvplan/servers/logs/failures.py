@@ -387,10 +387,7 @@ def _capability(phrase: str, source: str, needs: str = "", unless: str = "") -> 
 
 # A checkpoint's tensors have other shapes than its config, or its quantization as loaded.
 SHAPES: Final = (
-    (
-        "assert param_data.shape == loaded_weight.shape",
-        "vLLM and SGLang layers/linear.py",
-    ),
+    ("assert param_data.shape == loaded_weight.shape", "vLLM and SGLang layers/linear.py"),
     ("assert param.size() == loaded_weight.size()", "vLLM and SGLang model_loader/weight_utils.py"),
     ("Tried to load weights of size", "vLLM model_executor/parameter.py"),
     ("Attempted to load weight (torch.Size", "vLLM and SGLang model_loader/weight_utils.py"),

@@ -22,80 +22,29 @@ COUNT: Final = r"[0-9](?:[0-9,]{0,17}[0-9])?" + WHOLE
 SHARE: Final = r"[0-9]{1,7}(?:\.[0-9]{1,8})?" + WHOLE
 NUMBERS: Final = (SIZE, COUNT, SHARE)
 # Fact -> format of its figure. Sizes are GiB per rank.
+SIZES: Final = """
+    total_memory free_at_start budget weights consumed activations peak_torch non_torch cuda_graphs
+    cuda_graphs_estimated available_kv kv_in_use key_size value_size conv_state ssm_state free_before_load
+    free_after_load free_after_pool free_at_end weights_mib cache_mib compute_mib free_mib weights_now_mib cache_now_mib
+    compute_now_mib outside_mib
+"""  # consumed: weights and non-torch growth; peak_torch: weights and activations; in MiB: of a place's buffers
+COUNTS: Final = """
+    num_blocks kv_tokens kv_tokens_refused pool_tokens full_tokens concurrency_context context max_batched_tokens
+    padding_layers encoder_tokens encoder_items attention_block_size context_parallel max_running
+    weights_bytes buffers_bytes activations_bytes lora_bytes kv_cache_bytes kv_offload_bytes total_bytes
+    non_torch_bytes host_free_bytes host_ranks batches_in_flight layers_on_gpu layers micro_batch outputs
+"""  # kv_tokens_refused: of a start that was refused with it; pool_tokens: of one pool of several; *_bytes: whole ones
 FACTS: Final[dict[str, str]] = {
-    "total_memory": SIZE,
-    "free_at_start": SIZE,
-    "budget": SIZE,
+    **dict.fromkeys(SIZES.split(), SIZE),
+    **dict.fromkeys(COUNTS.split(), COUNT),
     "utilization": SHARE,
-    "weights": SIZE,
-    "consumed": SIZE,  # weights + non-torch growth
-    "activations": SIZE,
-    "peak_torch": SIZE,  # weights + activations
-    "non_torch": SIZE,
-    "cuda_graphs": SIZE,
-    "cuda_graphs_estimated": SIZE,
-    "available_kv": SIZE,
-    "kv_in_use": SIZE,
-    "key_size": SIZE,
-    "value_size": SIZE,
-    "conv_state": SIZE,
-    "ssm_state": SIZE,
-    "free_before_load": SIZE,
-    "free_after_load": SIZE,
-    "free_after_pool": SIZE,
-    "free_at_end": SIZE,
-    "num_blocks": COUNT,
-    "kv_tokens": COUNT,
-    "kv_tokens_refused": COUNT,  # the pool of a server that refused to start with it
-    "pool_tokens": COUNT,  # of one pool; a hybrid model has several
-    "full_tokens": COUNT,  # of the full-attention pool
     "max_concurrency": SHARE,
-    "concurrency_context": COUNT,
-    "context": COUNT,
-    "max_batched_tokens": COUNT,
-    "padding_layers": COUNT,
-    "encoder_tokens": COUNT,
-    "encoder_items": COUNT,
-    "attention_block_size": COUNT,
-    "context_parallel": COUNT,
-    "max_running": COUNT,
-    # of the bundled engine, whose sizes are whole bytes
-    **dict.fromkeys(
-        (
-            "weights_bytes",
-            "buffers_bytes",
-            "activations_bytes",
-            "lora_bytes",
-            "kv_cache_bytes",
-            "kv_offload_bytes",
-            "total_bytes",
-            "non_torch_bytes",
-            "host_free_bytes",
-            "host_ranks",
-            "batches_in_flight",
-        ),
-        COUNT,
-    ),
     "before": "bytes {1,40}planned {1,40}measured",  # a table of releases whose lines are not read
     "engine_device": r"cpu|cuda(?::[0-9]{1,3})?",
     "backend": "torch|triton",
     "simulated": r"[a-z][a-z0-9.@+]{1,60}",
-    # of a server that logs each buffer in MiB, with its place
+    # of a server that logs each buffer with its place
     "place": r"[A-Za-z][A-Za-z0-9]{1,15}(?:_[A-Za-z0-9]{1,15}){0,2}",
-    **dict.fromkeys(
-        (
-            "weights_mib",
-            "cache_mib",
-            "compute_mib",
-            "free_mib",
-            "weights_now_mib",
-            "cache_now_mib",
-            "compute_now_mib",
-            "outside_mib",
-        ),
-        SIZE,
-    ),
-    **dict.fromkeys(("layers_on_gpu", "layers", "micro_batch", "outputs"), COUNT),
     "unified": "true|false",
     "flash": "enabled|disabled|auto|[01]",
     **dict.fromkeys(("k_type", "v_type"), "[a-z0-9_]{2,8}"),
@@ -249,18 +198,10 @@ def simulated_notes(readings: Sequence[Reading]) -> list[str]:
 
 
 MODEL_FLAGS: Final = ("model_tag", "model", "model_path")
-RANK_FACTS: Final = frozenset(
-    {
-        "weights",
-        "activations",
-        "non_torch",
-        "available_kv",
-        "cuda_graphs",
-        "free_after_load",
-        "free_after_pool",
-        "key_size",
-    }
-)
+RANK_FACTS: Final = (
+    "weights", "activations", "non_torch", "available_kv", "cuda_graphs", "free_after_load", "free_after_pool",
+    "key_size",
+)  # fmt: skip
 
 
 # --- what a server answers of its own logs ----------------------------------------------------------------------------

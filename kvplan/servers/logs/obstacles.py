@@ -85,6 +85,7 @@ def _model(details: Details) -> str | None:
 _HUB: Final = "huggingface_hub"
 _TRANSFORMERS: Final = "transformers"
 _CUDA: Final = "CUDA"
+_LOADER: Final = "llama.cpp src/llama-model-loader.cpp"
 
 OBSTACLES: Final[tuple[Obstacle, ...]] = (
     Obstacle(
@@ -99,9 +100,11 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             ("error while attempting to bind on address", "asyncio"),
             ("EADDRINUSE", "torch TCPStore"),
             ("is used by a process already", "SGLang srt/utils/network.py"),
+            ("couldn't bind HTTP server socket", "llama.cpp tools/server/server-http.cpp"),
         ),
         (r"(?P<api>bind on address) \([^()]{0,60}, (?P<port>[0-9]{1,5})\)",
-         r"_port at (?P<port>[0-9]{1,5}) is not available"),
+         r"_port at (?P<port>[0-9]{1,5}) is not available",
+         r"(?P<api>HTTP server socket), hostname: [^,]{1,80}, port: (?P<port>[0-9]{1,5})"),
     ),
     Obstacle(
         "disk_full", "the disk is full", "the disk is full",
@@ -166,7 +169,8 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
     Obstacle(
         "weight_files", "a weight file is missing or incomplete", "a weight file is missing or incomplete",
         (
-            Fix("download the model again; files of a few hundred bytes are Git LFS pointers: run `git lfs pull`"),
+            Fix("download the model again, all parts of it, and name the first; files of a few hundred bytes are Git "
+                "LFS pointers: run `git lfs pull`"),
         ),
         (
             ("Cannot find any model weights with", "vLLM, SGLang model_loader"),
@@ -174,6 +178,16 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             ("MetadataIncompleteBuffer", "safetensors"),
             ("Error while deserializing header", "safetensors"),
             ("InvalidHeaderDeserialization", "safetensors"),
+            ("failed to open GGUF file", "llama.cpp ggml/src/gguf.cpp"),
+            ("is not within the file bounds", _LOADER),
+            ("failed to load GGUF split from", _LOADER),
+            ("model must be loaded with the first split", _LOADER),
+            ("invalid split file", _LOADER),
+            ("corrupted model: ", _LOADER),
+            ("found tensors with invalid data", _LOADER),
+            ("failed to read tensor data", "llama.cpp ggml/src/gguf.cpp"),
+            ("failed to read magic", "llama.cpp ggml/src/gguf.cpp"),
+            ("invalid magic characters", "llama.cpp ggml/src/gguf.cpp"),
         ),
     ),
     Obstacle(
@@ -185,8 +199,12 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             ("Transformers does not recognize this architecture", _TRANSFORMERS),
             ("are not supported for now", "vLLM, SGLang models/registry.py", "Model architectures"),
             ("Unrecognized configuration class", _TRANSFORMERS),
+            ("unknown model architecture: ", "llama.cpp src/llama-model.cpp"),
+            ("unsupported model architecture: ", "llama.cpp src/llama-model.cpp"),
+            ("unknown pre-tokenizer type: ", "llama.cpp src/llama-vocab.cpp"),
         ),
-        (r"model type [`'\"]?(?P<name>[\w.-]{1,60})[`'\"]? but", r"Model architectures \[['\"](?P<name>\w{1,80})"),
+        (r"model type [`'\"]?(?P<name>[\w.-]{1,60})[`'\"]? but", r"Model architectures \[['\"](?P<name>\w{1,80})",
+         r"model architecture: '(?P<name>[\w.-]{1,60})'"),
     ),
     Obstacle(
         "remote_code", "the model needs code from its repository, which does not run by default",
@@ -346,8 +364,17 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             Fix("use the config.json and the quantization that belong to the checkpoint (a bitsandbytes one needs "
                 "`--quantization bitsandbytes`), and a release that knows the model; download it again if it was "
                 "edited"),
+            Fix("of a GGUF file: use a newer build of the server, or a file that a newer converter made"),
         ),
-        SHAPES,
+        (
+            *SHAPES,
+            ("missing tensor ", _LOADER, "(?:llama|loading model)"),
+            ("create_tensor: tensor ", _LOADER, "not found"),
+            ("wrong number of tensors; expected", _LOADER),
+            ("has wrong shape; expected", _LOADER),
+            ("key not found in model: ", _LOADER),
+            ("has wrong array length; expected", _LOADER),
+        ),
     ),
     Obstacle(
         "tokenizer_unknown", "this installation's transformers does not know the tokenizer class {name}",
@@ -396,8 +423,11 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             Fix("a model that is not behind `vllm serve` needs its flag", "{value}", None, _model),
             Fix("omit or correct it; it may belong to another release (`--help` lists those of this one)"),
         ),
-        (("error: unrecognized arguments: ", "argparse"),),
-        (r"unrecognized arguments: (?P<argument>\S{1,200})",),
+        (
+            ("error: unrecognized arguments: ", "argparse"),
+            ("error: invalid argument: -", "llama.cpp common/arg.cpp"),
+        ),
+        (r"(?:unrecognized arguments|invalid argument): (?P<argument>\S{1,200})",),
     ),
     Obstacle(
         "argument_value", "{argument} does not accept {value}", "it does not accept the value of an argument",
@@ -405,6 +435,7 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
         (
             (": invalid choice: ", "argparse", "argument-{1,2}[a-z]"),
             (": expected one argument", "argparse", "argument-{1,2}[a-z]"),
+            ("error while handling argument ", "llama.cpp common/arg.cpp"),
         ),
         (r"argument (?:-\w/)?(?P<argument>--[\w/-]{1,80}): invalid choice: (?P<value>'[^']{0,80}'|\S{1,80})",),
     ),

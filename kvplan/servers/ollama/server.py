@@ -9,6 +9,7 @@ from kvplan.servers.base import Abilities, Terms, later
 from kvplan.servers.llamacpp import server as started_server
 from kvplan.servers.llamacpp.server import (
     as_read,
+    asleep,
     context,
     drafter,
     explain,
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from kvplan.servers.plans.plan import Plan, Request, Sized
 
 __all__ = [
-    "abilities", "as_read", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch", "layout",
-    "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
+    "abilities", "as_read", "asleep", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch",
+    "layout", "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
 ]  # fmt: skip
 
 name = "ollama"
@@ -51,7 +52,7 @@ terms: Terms = replace(
     },
     sources=replace(started_server.terms.sources, arguments=SOURCE, described="{label} by Ollama's source"),
 )
-abilities: Abilities = started_server.abilities
+abilities: Abilities = replace(started_server.abilities, library=True)
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:

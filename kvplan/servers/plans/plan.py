@@ -52,7 +52,7 @@ class Refusal:
     by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported", "phase"]
     text: str
     argument: str
-    values: tuple[float | int | str, ...]
+    values: tuple[float | int | str | None, ...]
     deficit: int
 
     @property
@@ -66,8 +66,9 @@ class Refusal:
         negation.
         """
         name = self.argument.replace("_", "-")
-        switches = {True: f"--{name}", False: f"--no-{name}"}
-        return tuple(switches[value] if isinstance(value, bool) else f"--{name} {value}" for value in self.values)
+        texts = {True: f"--{name}", False: f"--no-{name}", None: f"without --{name}"}
+        plain = (bool, type(None))
+        return tuple(texts[value] if isinstance(value, plain) else f"--{name} {value}" for value in self.values)
 
     @property
     def flag(self) -> str:
@@ -75,7 +76,7 @@ class Refusal:
         return self.flags[0] if self.flags and self.by != "unsupported" else ""
 
 
-def unsupported(text: str, argument: str = "", values: tuple[float | int | str, ...] = ()) -> Refusal:
+def unsupported(text: str, argument: str = "", values: tuple[float | int | str | None, ...] = ()) -> Refusal:
     """Return a refusal of what the server does not run on this GPU or with this model, whatever the memory.
 
     text      the reason in one line, without the server's name: "no attention backend keeps ..."

@@ -234,7 +234,8 @@ def method_refusal(request: Request, stored: Quantization, path: Path) -> Refusa
     """Refusal of a method that the server does not have, or of a format of it that kvplan does not read."""
     name = method_of(stored)
     if name not in listed(path, "methods"):
-        return unsupported(f"Unknown quantization method: {name}")
+        by_flag = request.args.quantization == name
+        return unsupported(f"Unknown quantization method: {name}", *(("quantization", (None,)) if by_flag else ()))
     entry = entries(path).get(scheme_keys(stored)[0]) if stored.unread else None
     rules = () if entry is None else entry.rules
     applied = ("config", "whole")  # every model has layers of the second kind

@@ -125,6 +125,7 @@ NO_EFFECT: Final = {
         enable_amd_monokernel! monokernel_backend disable_cuda_graph_padding! enable_cudagraph_gc! enable_mla!
         enable_flashinfer_mla! enable_flashmla! enable_nan_detection!
     """,
+    "counts of each expert's tokens, in buffers outside the pool": "expert_distribution_recorder_mode",
     "shared experts apart from the routed ones: each rank has the same share of them, as planned": """
         disable_shared_experts_fusion!
     """,
@@ -148,7 +149,7 @@ NO_EFFECT: Final = {
         remote_instance_weight_loader_seed_instance_ip remote_instance_weight_loader_seed_instance_service_port
         remote_instance_weight_loader_send_weights_group_ports remote_instance_weight_loader_backend
         eplb_algorithm eplb_rebalance_num_iterations eplb_rebalance_layers_per_chunk
-        eplb_min_rebalancing_utilization_threshold ep_dispatch_algorithm deepep_config deepep_mode deepep_v2_mode
+        eplb_min_rebalancing_utilization_threshold ep_dispatch_algorithm deepep_v2_mode
         deepep_dispatcher_output_dtype fuseep_mode flashinfer_a2a_dispatch_type mooncake_ib_device ep_join_mode
         elastic_ep_join_mode ep_join_rank_offset elastic_ep_join_rank_offset elastic_ep_initial_size
         elastic_ep_scale_timeout tbo_token_distribution_threshold
@@ -241,9 +242,10 @@ REFUSED: Final = {
         elastic_ep_backend=none max_ep_size enable_elastic_expert_backup!
     """,
     "keeps spare copies of experts, which is not modeled; remove it": """
-        init_expert_location=trivial expert_distribution_recorder_mode
+        init_expert_location=trivial
     """,
     "keeps buffers of its own in GPU memory, which are not modeled; remove it": """
+        deepep_config
         enable_return_hidden_states! return_hidden_states_mode enable_return_routed_experts!
         enable_return_indexer_topk! enable_return_aux_hidden_states! enable_watermark!
     """,

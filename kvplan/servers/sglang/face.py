@@ -1,10 +1,11 @@
 """What clients see of SGLang 0.5.23: its own paths, fields, responses and metrics, as plain data.
 
 Source: srt/entrypoints/http_server.py and openai/protocol.py, managers/io_struct.py and tokenizer_manager.py,
-sampling/sampling_params.py, observability/metrics_collector.py.
+sampling/sampling_params.py, constrained/grammar_manager.py, observability/metrics_collector.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, Final
 
 OWNER: Final = "sglang"
@@ -24,6 +25,19 @@ SAMPLING: Final = {
     "skip_special_tokens": "skip_special_tokens", "spaces_between_special_tokens": "spaces_between_special_tokens",
     "logit_bias": "logit_bias",
 }  # fmt: skip
+# Bounds of sampling parameters: their name, what holds of a value, the server's words where it does not. Source:
+# sampling/sampling_params.py (verify).
+BOUNDS: Final[tuple[tuple[str, Callable[[float], bool], str], ...]] = (
+    ("temperature", lambda x: 0 <= x < inf, "must be a non-negative finite number, got {}."),
+    ("top_p", lambda x: 0 < x <= 1, "must be in (0, 1], got {}."),
+    ("min_p", lambda x: 0 <= x <= 1, "must be in [0, 1], got {}."),
+    ("top_k", lambda x: x == -1 or x >= 1, "must be -1 (disable) or at least 1, got {}."),
+    ("frequency_penalty", lambda x: -2 <= x <= 2, "must be in [-2, 2], got {}."),
+    ("presence_penalty", lambda x: -2 <= x <= 2, "must be in [-2, 2], got {}."),
+    ("repetition_penalty", lambda x: 0 < x <= 2, "must be in (0, 2] (1.0 = no penalty), got {}."),
+    ("min_new_tokens", lambda x: x >= 0, "must be in [0, max_new_tokens], got {}."),
+    ("max_new_tokens", lambda x: x >= 0, "must be at least 0, got {}."),
+)
 CONSTRAINTS: Final = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 OPEN: Final = ("/health", "/metrics")  # paths that need no key, by their beginning
 ROOT: Final = "SGLang is running"
@@ -82,6 +96,45 @@ COUNTERS: Final = {
     "cached_tokens": ("Number of cached prompt tokens by source (device/host/storage).", "cache_source"),
     "num_aborted_requests": ("Number of requests aborted.", ""),
 }
+
+
+def sampling_problem(params: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with sampling parameters, in the server's words, or None; their types are not checked."""
+    numbers = {name: value for name, value in params.items() if isinstance(value, int | float)}
+    for name, holds, words in BOUNDS:
+        if name in numbers and not holds(numbers[name]):
+            return f"{name} {words.format(numbers[name])}"
+    least, most = numbers.get("min_new_tokens", 0), numbers.get("max_new_tokens", MOST_NEW)
+    if least > most and params.get("max_new_tokens", MOST_NEW) is not None:
+        return f"min_new_tokens must be in [0, max_new_tokens({most})], got {least}."
+    if sum(params.get(name) is not None for name in CONSTRAINTS) > 1:
+        return "Only one of json_schema, regex, ebnf, or structural_tag can be set."
+    return None
+
+
+def request_ids(stated: Any, num_prompts: int, *, is_batch: bool) -> list[str] | str | None:
+    """Return the id of a request, or those of a batch's; raise ValueError, in the server's words, for others."""
+    if stated is None or (isinstance(stated, str) and not is_batch):
+        return stated
+    if isinstance(stated, str):
+        return [f"{stated}_{number}" for number in range(num_prompts)]
+    if not isinstance(stated, list) or not is_batch or not all(isinstance(name, str) for name in stated):
+        raise ValueError("The rid should be a string or a list of strings.")
+    if len(stated) != num_prompts:
+        raise ValueError("The specified rids length mismatch with the batch_size for batch processing.")
+    if twice := sorted({name for name in stated if stated.count(name) > 1}):
+        raise ValueError(f"Duplicate request IDs detected within the request: {twice}")
+    return stated
+
+
+def unreadable(kind: str, why: str) -> str:
+    """Return the error for a constraint that does not compile."""
+    return f"Failed to compile {kind or 'json'} grammar: {why}"
+
+
+def unknown_model(name: str) -> dict[str, Any]:
+    message = f"The model '{name}' does not exist"
+    return {"error": {"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}}
 
 
 def finish_reason(reason: str | None, matched: int | str | None, num_tokens: int) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "enable_eplb": Flag(("enable_eplb",), on=True),
     "num_redundant_experts": Flag(("ep_num_redundant_experts",), off="0"),
     "all2all_backend": Flag(("moe_a2a_backend",)),
+    "deepep_mode": Flag(("deepep_mode",)),
     "enable_dp_attention": Flag(("enable_dp_attention",), on=True),
     "enable_dp_lm_head": Flag(("enable_dp_lm_head",), on=True),
     "moe_dense_tp_size": Flag(("moe_dense_tp_size",)),

@@ -16,7 +16,7 @@ from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.releases import Version
-from kvplan.servers.sglang import drafts
+from kvplan.servers.sglang import drafts, exchange
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.changes import RELEASES
 from kvplan.servers.sglang.classes import class_of
@@ -118,6 +118,7 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
 
 def check_values(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
     """Reject values that SGLang's flags do not take, and those of which it is not known when a server starts."""
+    exchange.check(spec, args, release)
     if args.kv_cache_dtype not in KV_DTYPES:
         raise UsageError(
             f"--kv-cache-dtype {args.kv_cache_dtype!r}",
@@ -166,10 +167,6 @@ def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
         raise UsageError("--enable-dp-lm-head", "requires --enable-dp-attention", "add it")
     if args.moe_dense_tp_size not in (None, 1):
         raise UsageError(f"--moe-dense-tp-size {args.moe_dense_tp_size}", "is not supported by SGLang", "use 1")
-    if args.all2all_backend not in (None, "none"):
-        raise UnsupportedModelError(
-            f"--moe-a2a-backend {args.all2all_backend}", "keeps buffers that are not sized", "remove it"
-        )
     spare = args.num_redundant_experts
     experts = max((weight.experts for weight in spec.weights), default=0) if spare else 0
     if spare and (not args.enable_expert_parallel or (experts + spare) % tp):
@@ -364,6 +361,15 @@ def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Versi
     chunk, mode = chunk_size(gpu, args, release), args.disaggregation_mode
     tokens = chunk if mode != "decode" else args.max_num_seqs or decode_graphs(spec, gpu, args, release)
     reserved = 512 + 1.5 * max(tokens, 2048) + args.tensor_parallel_size * args.pipeline_parallel_size / 8 * 1024
+    reserved += graphs_mib(spec, gpu, args, release)
+    reserved = max(reserved, 10 * 1024) if smi_mib(gpu) > 60 * 1024 else reserved
+    keeps_decodes = captures_decodes(args) and mode != "prefill"
+    return reserved + exchange.kept_mib(args, prefill_graphs=False, decode_graphs=keeps_decodes)
+
+
+def graphs_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
+    """The part of what is reserved that graphs and their inputs take."""
+    mode, reserved = args.disaggregation_mode, 0.0
     if captures_decodes(args) and mode != "prefill":
         reserved += 2 * decode_graphs(spec, gpu, args, release)
     if args.enable_dp_attention and mode != "prefill":
@@ -371,9 +377,10 @@ def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Versi
         reserved += 3 * largest * args.data_parallel_size
         reserved += 1.5 * largest * args.data_parallel_size if largest > LARGE_GRAPHS else 0
     if release.has("prefill_graphs") and sglang_models.captures_prefill(spec, args):
-        graphs = num_prefill_graphs(most_prefill_tokens(spec, chunk, args))
+        graphs = num_prefill_graphs(most_prefill_tokens(spec, chunk_size(gpu, args, release), args))
         reserved += MLA_GRAPHS_MIB if spec.is_mla else 8 * graphs
-    return max(reserved, 10 * 1024) if smi_mib(gpu) > 60 * 1024 else reserved
+        reserved += exchange.kept_mib(args, prefill_graphs=True, decode_graphs=False)
+    return reserved
 
 
 def image_reservation(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> int:

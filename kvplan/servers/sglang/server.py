@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Abilities, Explanation, Sources, Terms, later
-from kvplan.servers.plans.plan import Plan, Request
+from kvplan.servers.plans.plan import Estimate, Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts, rules
 from kvplan.servers.sglang.changes import SOURCE
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvplan.servers.plans.plan import HostRow
 
 __all__ = [
-    "abilities", "as_read", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch", "layout",
-    "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
+    "abilities", "as_read", "asleep", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch",
+    "layout", "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
 ]  # fmt: skip
 
 name = "sglang"
@@ -125,6 +125,17 @@ def kept_back(plan: Plan) -> int:
     """
     request = plan.request
     return int(rules.reserved_mib(request.spec, request.gpu, request.args, request.release) * MIB)
+
+
+def asleep(plan: Plan) -> "dict[str, Estimate]":
+    """The context, and at most what its rule of thumb reserves for graphs: their memory is released only with
+    SGLANG_MEMORY_SAVER_CUDA_GRAPH, which is off by default (srt/environ.py, runner_backend/full_cuda_graph_backend.py).
+    """
+    request = plan.request
+    size = int(rules.graphs_mib(request.spec, request.gpu, request.args, request.release) * MIB)
+    source = "sglang 0.5.23 srt/arg_groups/memory_hook.py (reserve_for_graph_mb)"
+    graphs = Estimate(0, size, size, f"{size:,} B reserved for graphs", source, "formula")
+    return {"context": plan.estimates["context"], "reserved": graphs}
 
 
 def remedies(plan: Plan) -> tuple[()]:

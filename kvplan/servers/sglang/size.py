@@ -9,7 +9,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, PoolShare, Refusal, Request, Sized, check_load
 from kvplan.servers.plans.pool import cache_notes, largest_context
 from kvplan.servers.plans.weights import own_layout, rank_weights
-from kvplan.servers.sglang import adapters, classes, drafts, hicache, offload, several_nodes, supported
+from kvplan.servers.sglang import adapters, classes, drafts, exchange, hicache, offload, several_nodes, supported
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
@@ -49,6 +49,7 @@ def layout(request: Request, spec: ModelSpec) -> Layout:
         left_out=left_out,
         tower_tp=1 if whole_towers else shared,
         dense_tp=1 if args.moe_dense_tp_size and spec.experts_per_token else 0,
+        whole_shared=exchange.exchanges(args),
         twice_scaled=sglang_models.keeps_scales_twice(spec, request.gpu.sm, request.release),
     )
 
@@ -146,6 +147,8 @@ def size(request: Request) -> Sized:
     if not request.args.enable_dp_attention:
         # Replicas are separate servers that share nothing: each is planned on its own.
         request = replace(request, args=replace(request.args, data_parallel_size=1))
+    if exchange.exchanges(request.args):  # spreads the experts over all ranks
+        request = replace(request, args=replace(request.args, enable_expert_parallel=True))
     args, spec, gpu = request.args, request.spec, request.gpu
     supported.check_sized(request, settings)
     adapters.check(spec, args, request.release, gpu.sm)
@@ -176,7 +179,9 @@ def size(request: Request) -> Sized:
     refusal = supported.refusal(request, settings) or lacks_reserve(
         settings.gpu_memory_utilization,
         kept_back + images + rooms[1][worst] - shares[worst].given_out,
-        pool.kept_from_requests(pages, slots, worst) + sglang_pool.request_table(settings, limit),
+        pool.kept_from_requests(pages, slots, worst)
+        + sglang_pool.request_table(settings, limit)
+        + exchange.buffers(spec, args),
         usual,
     )
     notes = [
@@ -185,6 +190,7 @@ def size(request: Request) -> Sized:
         *draft_notes(request, pool),
         *drafts.context_notes(request, settings.max_model_len),
         *hicache.notes(args),
+        *exchange.notes(spec, args),
         *offload.notes(request, worst),
         *sglang_models.tower_notes(spec, args),
         *classes.notes(request),

@@ -29,6 +29,11 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         "sglang", "", "size", "the MiB reserved for images", "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py",
         (0, 5), None, lambda spec, args: spec.multimodal and args.enable_multimodal is not False, usual=("100",),
     ),
+    "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": Variable(
+        "sglang", "", "count", "the tokens that DeepEP's buffers hold",
+        "sglang 0.5.23 layers/moe/token_dispatcher/deepep.py", (0, 5), None,
+        lambda spec, args: args.all2all_backend == "deepep", usual=("128",),
+    ),
     "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": Variable(
         "sglang", "", "on", "1 sizes the pool after the graphs are captured",
         "sglang 0.5.23 srt/arg_groups/overrides.py", (0, 5), None, lambda spec, args: True,

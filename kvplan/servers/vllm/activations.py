@@ -23,6 +23,7 @@ from kvplan.models.spec import (
     SlidingWindow,
     SparseIndexer,
     Weight,
+    interned,
 )
 from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
@@ -303,14 +304,13 @@ class Layer:
 @lru_cache(maxsize=1024)
 def layers_of(spec: ModelSpec, tp: int) -> tuple[Layer, ...]:
     """The distinct layers of a model, in the order of their first occurrence."""
-    pairs = list(zip(spec.layer_weights, spec.layers, strict=True))
+    pairs = list(zip(interned(spec.layer_weights), interned(spec.layers), strict=True))
     experts = [index for index, (weights, _) in enumerate(pairs) if any(weight.experts for weight in weights)]
-    last = {pair: index for index, pair in enumerate(pairs)}
+    last = {(id(weights), id(caches)): index for index, (weights, caches) in enumerate(pairs)}
+    first = {place: pairs[index] for place, index in last.items()}
     return tuple(
-        Layer(parts_of(spec, weights, last[weights, caches], tp), caches, weights, last[weights, caches] < experts[0])
-        if experts
-        else Layer(parts_of(spec, weights, last[weights, caches], tp), caches, weights, is_before_experts=False)
-        for weights, caches in dict.fromkeys(pairs)
+        Layer(parts_of(spec, weights, last[place], tp), caches, weights, bool(experts) and last[place] < experts[0])
+        for place, (weights, caches) in first.items()
     )
 
 

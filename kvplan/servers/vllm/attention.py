@@ -10,7 +10,7 @@ from kvplan.servers.vllm import backends, rules
 from kvplan.servers.vllm.classes import type_of
 from kvplan.servers.words.arguments import Settings
 
-OWN_ATTENTION = ("minimax_m3", "step5")  # model types whose class brings a backend of its own
+OWN_ATTENTION = ("minimax_m3", "step5", "hy_v4")  # model types whose class brings a backend of its own
 FLASH = "FLASH_ATTN"  # version 2 of it with ALiBi, which has no fp8 (v1/attention/backends/fa_utils.py)
 UNEVEN = ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV")  # a model of uneven heads ignores requests for others
 TRITON = "TRITON_ATTN"

@@ -410,6 +410,10 @@ CHANGES: Final = {
         (0, 32), "rotary tables of Qwen3-VL and Qwen3.5 have the rows of the context; before, four times as many",
         "vLLM model_executor/models/qwen3_vl.py (mrope_positions_factor)", "0.30, 0.31, 0.32, 0.33",
     ),
+    "workspace_pool": ReleaseChange(
+        (0, 32), "asleep, workspaces of experts' kernels and of sparse attention are released",
+        "vLLM v1/worker/gpu_worker.py (_init_workspace_and_model_runner)", "0.31, 0.32, 0.33",
+    ),
     "mamba2_checkpoints": ReleaseChange(
         (0, 32), "a cached state of Mamba2 takes one block more, for a checkpoint within a prompt",
         "vLLM model_executor/layers/mamba/mamba_mixer2.py (get_kv_cache_spec)", "0.29 to 0.33",

@@ -15,7 +15,7 @@ from kvplan.core.records import dataclass
 from kvplan.models.hf_config import TIED, text_of
 from kvplan.models.spec import FullAttention, LayerCache, ModelSpec, Quantization, Scheme, SlidingWindow
 from kvplan.servers.plans.plan import Refusal, Request, unsupported
-from kvplan.servers.releases import Number, Version, names_in
+from kvplan.servers.releases import Number, Version, names_in, number_text
 from kvplan.servers.words.arguments import EngineArgs
 
 HEAD_DIM: Final = ("head_dim",)  # heads are hidden_size / num_attention_heads wide
@@ -23,6 +23,8 @@ UNLIMITED: Final = 2**31
 BIAS: Final = ("attention_bias",)
 EMBEDDING, BOTH = ("embed_tokens",), ("embed_tokens", "lm_head")
 REGISTRY: Final = Path(__file__).with_name("registry.txt")  # names in 0.33's registry, by benchmarks/registries.py
+# The last release read whose registry lacks a name, and the first that has it: of 0.7.3 to 0.33, by the same script.
+SINCE: Final = Path(__file__).with_name("since.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class ModelType:
     windows: Literal["as stated", "every", "every if flagged", "all or none", "none if mixed"] = "as stated"
     no_float16: bool = False  # it is rejected in float16 (config/model.py)
     no_stages: bool = False  # it has no SupportsPP
+    one_rank: bool = False  # it refuses tensor parallelism
     hides_experts: bool = False  # vLLM's model config does not find the number of its experts
     own_cache: bool = False  # its attention gets no cache settings: K and V stay in the model's dtype
     # It runs without its window. vLLM 0.33 fails for Gemma 3n and 4, Laguna and MiMo (their configs must have one) and
@@ -88,7 +91,7 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "Zamba2ForCausalLM"
     ), ModelClass(adapters=False)),
     **dict.fromkeys((
-        "ChatGLMModel", "Gemma2Model", "LlamaModel", "MiDashengLMModel", "MistralModel", "Qwen2Model",
+        "ChatGLMModel", "Gemma2Model", "LlamaModel", "MiDashengLMModel", "MistralModel", "MossAudioModel", "Qwen2Model",
         "Qwen2_5OmniModel", "UltravoxModel",
     ),
         ModelClass(generates=True)),
@@ -127,6 +130,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "deepseek_v32": ModelType(ignores=BIAS, tied="never", prefill_graphs=True, whole_shared=True, adapters=True),
     **dict.fromkeys(("deepseek_v4", "deepseek_v41_text"), ModelType(tied="never", whole_shared=True, adapters=True)),
     **dict.fromkeys(("exaone_moe", "granitemoeshared", "lfm2_moe"), ModelType(renormalizes=True, adapted_tables=BOTH)),
+    "dory": ModelType(one_rank=True),
     "falcon": ModelType(ignores=HEAD_DIM, own_cache=True),
     "falcon_h1": ModelType(ignores=("attention_bias", "mlp_bias"), adapters=True, adapted_tables=BOTH),
     "gemma": ModelType(ignores=BIAS, windows="every", adapters=True),
@@ -224,6 +228,16 @@ def standing(request: Request) -> Refusal | str:
     return model_classes.standing(request, names, others, settable=True, absent=row.absent, plugin=row.plugin)
 
 
+def too_early(spec: ModelSpec, release: Version) -> str:
+    """The first release that has the model's class, if an earlier one is asked; "" also if Transformers' may run."""
+    fields = release.fields
+    words = names_in(SINCE).get(spec.architecture)
+    if words is None or spec.cache_kinds <= {FullAttention, SlidingWindow}:
+        return ""
+    last, first = (tuple(map(int, word.split("."))) for word in words.split())
+    return number_text(first) if fields < first and fields[: len(last)] <= last else ""
+
+
 def notes(request: Request) -> list[str]:
     answer = standing(request)
     return [answer] if answer and isinstance(answer, str) else []
@@ -242,6 +256,8 @@ def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
         spec = changed(spec, changes)
     if args.quantization == "bitsandbytes" and spec.quantization is None:
         spec = replace(spec, quantization=ON_LOAD)
+    elif args.quantization is None and spec.quantization is ON_LOAD:  # a remedy without the flag
+        spec = replace(spec, quantization=None)
     return windowed(spec)
 
 

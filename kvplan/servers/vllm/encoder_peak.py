@@ -74,10 +74,7 @@ def with_encoder(
         inputs = f" and {beside - outputs:,} B that are kept" if beside > outputs else ""
         own = replace(own, formula=f"{own.formula} + encoder outputs {outputs:,} B{inputs} of {items_text}")
     return replace(
-        own,
-        low=max(own.low + beside, low),
-        likely=max(own.likely + beside, likely),
-        high=max(own.high + beside, high),
+        own, low=max(own.low + beside, low), likely=max(own.likely + beside, likely), high=max(own.high + beside, high)
     )
 
 

@@ -19,18 +19,17 @@ from kvplan.servers.vllm.classes import type_of
 from kvplan.servers.vllm.features import Feature
 from kvplan.servers.vllm.overheads import expert_ranks
 from kvplan.servers.words.arguments import EngineArgs, Settings
-from kvplan.sizing.weights import Layout, expert_copies, layers_on, scheme_for, up, weight_bytes
+from kvplan.sizing.deepep import GPUS_PER_NODE, low_latency_bytes
+from kvplan.sizing.weights import Layout, expert_copies, layers_on, scheme_for, weight_bytes
 
 PLAIN: Final = (None, "allgather_reducescatter", "naive", "pplx")  # from 0.20 on the last two are aliases of the second
 DEEPEP_BUFFER: Final = 1024 * MIB  # VLLM_DEEPEP_BUFFER_SIZE_MB
-GPUS_PER_NODE: Final = 8  # a larger group spans nodes, and has a second buffer for inter-node traffic
 NOT_SIZED: Final = (
     "deepep_v2", "flashinfer_all2allv", "flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided", "mori",
     "mori_high_throughput", "mori_low_latency", "nixl_ep", "passthrough",
 )  # fmt: skip
 SIZED: Final = ("deepep_high_throughput", "deepep_low_latency")
 MOST_COPIES: Final = 1024  # of an expert, limited by the size of the maps
-SCALED_COLUMNS: Final = 128  # columns that share a scale in a DeepEP message
 # Methods of experts without supports_eplb: with any scheme, or with these kinds (model_executor/layers/quantization).
 UNBALANCED: Final = (
     "auto-round", "awq", "awq_marlin", "bitsandbytes", "gptq", "gptq_marlin", "humming", "moe_wna16",
@@ -142,17 +141,6 @@ def balancing(spec: ModelSpec, args: EngineArgs, layout: Layout) -> tuple[int, s
         f"{len(layers)} layers x {copies} experts x 4 B"
     )
     return moved + maps + loads, text
-
-
-def low_latency_bytes(tokens: int, hidden: int, experts: int) -> int:
-    """Bytes of DeepEP's low-latency buffer, for so many tokens of a rank in one dispatch."""
-    scales = hidden // SCALED_COLUMNS
-    dispatch = 16 + max(2 * hidden, hidden + 4 * scales)
-    combine = 4 * scales + 2 * hidden
-    send = max(tokens * dispatch, experts * tokens * combine)
-    receive = experts * tokens * max(dispatch, combine)
-    total = 2 * (send + receive + up(4 * experts, 128))
-    return (total + 128) // 128 * 128
 
 
 def exchange(spec: ModelSpec, settings: Settings, args: EngineArgs) -> tuple[int, str]:

@@ -399,10 +399,7 @@ def glm5_next(processor: Processor) -> dict[str, Item]:
         most = count_of(processor.kwargs, "max_pixels", 1) // unit
     image, film = most or GLM5_IMAGE, most or GLM5_VIDEO
     pairs = GLM5_FRAMES // 2
-    return {
-        "image": Item(image, 4 * image),
-        "video": Item(film + pairs * (2 + GLM5_TIME) + 2, 4 * film),
-    }
+    return {"image": Item(image, 4 * image), "video": Item(film + pairs * (2 + GLM5_TIME) + 2, 4 * film)}
 
 
 # --- tiles, sounds and queries ----------------------------------------------------------------------------------------
@@ -729,39 +726,18 @@ def deepseek_v41(processor: Processor) -> dict[str, Item]:
 
 
 READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {
-    "blip-2": blip_2,
-    "deepseek_v41": deepseek_v41,
-    "gemma3": gemma3,
-    "gemma3n": gemma3n,
-    "gemma4": gemma4,
-    "glm4v": glm4v,
-    "glm4v_moe": glm4v,
-    "glm5_next": glm5_next,
-    "glm_ocr": glm4v,
-    "internvl": internvl,
-    "kimi_k25": kimi_k25,
-    "kimi_k3": kimi_k3,
-    "kimi_vl": kimi_vl,
-    "llama4": llama4,
-    "llava": llava,
-    "llava_llama": llava,
-    "llava_next": llava_next,
-    "llava_onevision": llava_onevision,
-    "minimax_m3": minimax_m3,
-    "minimax_m3_vl": minimax_m3,
-    "mistral3": mistral3,
-    "qwen2_5_omni": qwen2_5_omni,
-    "qwen2_5_vl": qwen2_vl,
-    "qwen2_audio": qwen2_audio,
-    "qwen2_vl": qwen2_vl,
-    "qwen3_5": qwen3_vl,
-    "qwen3_5_moe": qwen3_vl,
-    "qwen4_exp": qwen3_vl,
-    "qwen3_omni_moe": qwen3_omni,
-    "qwen3_vl": qwen3_vl,
-    "qwen3_vl_moe": qwen3_vl,
-    "voxtral": voxtral,
-}
+    **{
+        reader.__name__: reader
+        for reader in (
+            deepseek_v41, gemma3, gemma3n, gemma4, glm4v, glm5_next, internvl, kimi_k25, kimi_k3, kimi_vl, llama4,
+            llava, llava_next, llava_onevision, minimax_m3, mistral3, qwen2_5_omni, qwen2_audio, qwen2_vl, qwen3_vl,
+            voxtral,
+        )
+    },
+    "blip-2": blip_2, "glm4v_moe": glm4v, "glm_ocr": glm4v, "llava_llama": llava, "minimax_m3_vl": minimax_m3,
+    "qwen2_5_vl": qwen2_vl, "qwen3_omni_moe": qwen3_omni,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen4_exp", "qwen3_vl_moe"), qwen3_vl),
+}  # fmt: skip
 MOST: Final = {
     "blip-2": {"image": 1},
     "glm4v": {"video": 1},
@@ -771,24 +747,16 @@ MOST: Final = {
     "voxtral": {"audio": 5},
 }  # items that a model takes at most, whatever the limit says
 # Processor settings that change the size of the largest item. Others change nothing, or nothing that vLLM counts.
-SIZING: Final = {
+SIZING: Final[Mapping[str, tuple[str, ...]]] = {
     "gemma3": ("do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size",
                "pan_and_scan_min_ratio_to_activate"),
     "gemma4": ("max_soft_tokens",),
-    "glm4v": ("max_pixels", "size"),
-    "glm4v_moe": ("max_pixels", "size"),
-    "glm5_next": ("max_pixels",),
-    "glm_ocr": ("max_pixels", "size"),
     "llama4": ("max_patches",),
-    "minimax_m3": ("max_pixels",),
-    "minimax_m3_vl": ("max_pixels",),
     "mistral3": ("size", "longest_edge"),
-    "qwen2_5_vl": ("min_pixels", "max_pixels", "size"),
-    "qwen2_vl": ("min_pixels", "max_pixels", "size"),
-    "qwen3_5": ("min_pixels", "max_pixels", "size"),
-    "qwen3_5_moe": ("min_pixels", "max_pixels", "size"),
-    "qwen4_exp": ("min_pixels", "max_pixels", "size"),
-    "qwen3_omni_moe": ("min_pixels", "max_pixels", "size"),
-    "qwen3_vl": ("min_pixels", "max_pixels", "size"),
-    "qwen3_vl_moe": ("min_pixels", "max_pixels", "size"),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), ("max_pixels", "size")),
+    **dict.fromkeys(("glm5_next", "minimax_m3", "minimax_m3_vl"), ("max_pixels",)),
+    **{
+        name: ("min_pixels", "max_pixels", "size")
+        for name, reader in READERS.items() if reader in (qwen2_vl, qwen3_vl, qwen3_omni)
+    },
 }  # fmt: skip

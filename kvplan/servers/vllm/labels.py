@@ -62,9 +62,7 @@ def check_told(release: Version, word: str, first: str | None, last: str | None,
     """Reject a word for a release before the change `first`, or from `last` on and before `again`."""
     if first and not release.has(first):
         raise UsageError(
-            f"--engine {release.label}+{word}",
-            f"applies to vLLM from {number_text(since(first))} on",
-            "remove it",
+            f"--engine {release.label}+{word}", f"applies to vLLM from {number_text(since(first))} on", "remove it"
         )
     if last and release.has(last) and not (again and release.has(again)):
         raise UsageError(

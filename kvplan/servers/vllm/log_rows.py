@@ -11,15 +11,7 @@ from typing import Final
 from kvplan.core.units import GIB
 from kvplan.servers.logs.log import Case, Given, Reading, ServerLog
 from kvplan.servers.logs.measurement import WHERE, ComponentRow, Figure, Measurement, Prediction, reconcile
-from kvplan.servers.logs.rows import (
-    ENCODER,
-    POOL,
-    counted,
-    difference,
-    missing,
-    sized,
-    smallest_kv,
-)
+from kvplan.servers.logs.rows import ENCODER, POOL, counted, difference, missing, sized, smallest_kv
 from kvplan.servers.plans.plan import Kind, Plan, Request
 from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.vllm import adapters, offload, overheads

@@ -85,11 +85,7 @@ def check(args: EngineArgs, release: Version) -> None:
         return
     size, item = grouped(args)
     if item > size:
-        raise UsageError(
-            f"offload_num_in_group {item}",
-            f"must be <= offload_group_size ({size})",
-            "lower it",
-        )
+        raise UsageError(f"offload_num_in_group {item}", f"must be <= offload_group_size ({size})", "lower it")
 
 
 def offloaded(request: Request, stage: int) -> Offloaded | None:
@@ -104,9 +100,7 @@ def offloaded(request: Request, stage: int) -> Offloaded | None:
     layout = own_layout(request, stage)
     if layout is None:
         raise UnsupportedModelError(
-            FLAGS[kind],
-            f"{spec.name} is sized by its files, where layers are not told apart",
-            "remove --weights-bytes",
+            FLAGS[kind], f"{spec.name} is sized by its files, where layers are not told apart", "remove --weights-bytes"
         )
     if request.draft is not None:
         raise UnsupportedModelError(FLAGS[kind], "offloaded weights with a draft are not modeled", "use only one")

@@ -21,9 +21,9 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.hf_config import text_of
-from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight
-from kvplan.servers.plans.plan import Estimate, Kind
-from kvplan.servers.plans.weights import ONLINE_NAMES
+from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight, unique
+from kvplan.servers.plans.plan import Estimate, Kind, Request
+from kvplan.servers.plans.weights import ONLINE_NAMES, own_layout
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.rules import generates, takes_items
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -55,7 +55,7 @@ class Widths:
 def widths(spec: ModelSpec, tp: int, ep: int) -> Widths:
     """Compute the widths. Source: vLLM 0.33 model code (fused QKV, gate and up) and fused_moe's workspace shapes."""
     layer = latent = workspace = 0
-    for weights in set(spec.layer_weights):
+    for weights in unique(spec.layer_weights):
         parts: dict[str, int] = {}
         for weight in weights:
             if weight.experts:
@@ -313,6 +313,20 @@ def buffers(
     low = max(low, fixed + gathered)
     likely, high = likely + gathered, high + gathered
     return Estimate(low, likely, high, formula + gathered_text, BUFFERS_SOURCE, "formula")
+
+
+def outside_pools(own: Estimate, request: Request, settings: Settings, stage: int) -> Estimate:
+    """The part of the buffers that stays while the server sleeps.
+
+    Source: vLLM 0.33 v1/worker/gpu_worker.py (load_model, _init_workspace_and_model_runner), v1/worker/workspace.py.
+    """
+    spec, args = request.spec, request.args
+    moved = [loaded(spec, settings, args, own_layout(request, stage)).total] * 3
+    if settings.version.has("workspace_pool"):
+        gathered, room = indexer_workspace(spec, settings)[0], expert_room(spec, settings, args, request.gpu.sm)[0]
+        moved = [moved[0] + max(room[0], gathered), *(moved[0] + size + gathered for size in room[1:])]
+    low, likely, high = (max(0, size - less) for size, less in zip((own.low, own.likely, own.high), moved, strict=True))
+    return Estimate(low, likely, high, f"{own.formula}; {likely:,} B outside pools", own.source, own.kind)
 
 
 def expert_room(

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvplan.servers.base import Launch, Outputs, Pasted
-    from kvplan.servers.plans.plan import HostRow
+    from kvplan.servers.plans.plan import Estimate, HostRow
 
 __all__ = [
-    "abilities", "as_read", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch", "layout",
-    "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
+    "abilities", "as_read", "asleep", "context", "drafter", "explain", "gate", "host", "kept_back", "labels", "launch",
+    "layout", "name", "outputs", "pasted", "release", "remedies", "rest_last", "seqs_cure", "settings", "size", "terms",
 ]  # fmt: skip
 
 name = "vllm"
@@ -141,6 +141,17 @@ def settings(request: Request) -> Settings:
 def kept_back(plan: Plan) -> int:
     """Return 0: its profile run measures the peak, and its budget has a row for it."""
     return 0
+
+
+def asleep(plan: Plan) -> "dict[str, Estimate]":
+    """What its allocator's pools do not hold: the context, graphs, libraries, and buffers that no pool has.
+
+    Buffers of the model are in the pool of its weights; workspaces in one of their own from 0.32 on.
+    """
+    from kvplan.servers.vllm.overheads import outside_pools  # only for a server that sleeps
+
+    rows = {name: plan.estimates[name] for name in ("context", "cuda_graphs", "non_torch")}
+    return rows | {"buffers": outside_pools(plan.estimates["buffers"], plan.request, plan.settings, plan.stage)}
 
 
 def remedies(plan: Plan) -> tuple[()]:

@@ -21,6 +21,9 @@ IN_FLOAT32: Final = ("compressed-tensors",)
 
 def check_architecture(spec: ModelSpec, release: Version, sm: int) -> None:
     """Reject a model whose caches a release sizes in a way that is not modeled."""
+    if later := classes.too_early(spec, release):
+        problem = f"{release.label} has no class for {spec.architecture}"
+        raise UnsupportedModelError(spec.name, problem, f"use --engine vllm@{later}, the first that has it")
     first: tuple[int, ...] = classes.class_of(spec).first_sized
     if spec.is_pooled and sm // 10 != 9:  # other kernels read whole rows
         first = since("pooled_pages")
@@ -246,6 +249,8 @@ def ranks(request: Request, settings: Settings) -> Refusal | None:
         return unsupported(f"it does not find the experts of {spec.name}", "enable_expert_parallel", (False,))
     if args.pipeline_parallel_size > 1 and classes.type_of(spec).no_stages:
         return unsupported(f"{spec.name} cannot be split into stages", "pipeline_parallel_size", (1,))
+    if args.tensor_parallel_size > 1 and classes.type_of(spec).one_rank:
+        return unsupported(f"{spec.name} runs on one rank alone", "tensor_parallel_size", (1,))
     dcp = args.decode_context_parallel_size
     if dcp > 1 and (holder := windowed(request)) is not None:
         text = f"--decode-context-parallel-size {dcp} does not go with the windows of {holder.name}"

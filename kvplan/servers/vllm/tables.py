@@ -18,9 +18,10 @@ from kvplan.servers.vllm.features import Feature
 from kvplan.servers.vllm.rules import TABLES, has_tables, tables_on_host
 from kvplan.servers.words.arguments import Settings
 from kvplan.sizing.allocator import pinned
-from kvplan.sizing.weights import Layout, cdiv, layers_on, weight_tensors
+from kvplan.sizing.weights import FIXED, Layout, cdiv, layers_on, scheme_for, weight_tensors
 
 FLAG: Final = "--engram-config"
+SCALE: Final = 4  # bytes of a whole table's scale, which lies on the GPU
 SWITCHES: Final = ("cpu_offload", "embedding_across_dp", "dp_shared_memory", "use_thp")
 
 
@@ -52,7 +53,7 @@ def check(request: Request) -> None:
 
 
 def tables(request: Request, stage: int) -> list[int]:
-    """Bytes of a rank's rows of each table, and of their scales."""
+    """Bytes of a rank's rows of each table, and of their scales; a table's single scale is not among them."""
     args, spec, layout = request.args, request.spec, own_layout(request, stage)
     across = args.data_parallel_size if settings_of(request).get("embedding_across_dp") or spec.is_later_v4 else 1
     own = Layout(tp=args.tensor_parallel_size * across, dtype=None if layout is None else layout.dtype)
@@ -62,7 +63,7 @@ def tables(request: Request, stage: int) -> list[int]:
         for weight in spec.layer_weights[index]
         if weight.serves == ("tables",)
         for size in weight_tensors(spec, weight, index, own)
-        if size
+        if size > SCALE
     ]
 
 
@@ -79,7 +80,13 @@ def width_of(request: Request, stage: int) -> int:
         staged = len(tables(request, stage)) // 2 * own * request.args.data_parallel_size * int(text["engram_head_dim"])
         return staged * 2 + 4 * sum(int(text.get(key) or 0) for key in ("index_topk", "candidate_topk_blocks"))
     heads = (int(text.get("ngram_size", 3)) - 1) * int(text.get("heads_per_ngram", 8))
-    return len(on_host(request, stage)) * (heads * 8 + int(text.get("ple_embed_dim") or request.spec.hidden_size) * 2)
+    layout, layers = own_layout(request, stage), request.spec.layer_weights
+    own = [weight for index in layers_on(request.spec, layout) for weight in layers[index]] if layout is not None else []
+    kinds = [scheme_for(request.spec, one, None, None) for one in own if one.serves == ("tables",)]
+    if not tables_on_host(request.spec, request.args):
+        return 0
+    dim = int(text.get("ple_embed_dim") or request.spec.hidden_size)  # rows in 8 bits are fetched so, others in 16
+    return sum(heads * 8 + dim * (1 if kind == FIXED["fp8"] else 2) for kind in kinds)
 
 
 def buffers(own: Estimate, request: Request, settings: Settings, stage: int) -> Estimate:

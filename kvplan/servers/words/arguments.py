@@ -229,6 +229,10 @@ class EngineArgs:
         "NAME",
         panel="Parallelism",
     )
+    deepep_mode: Literal["auto", "normal", "low_latency"] | None = argument(
+        None, "choice", "DeepEP buffers of SGLang's ranks: prefill (normal), decode (low_latency), or both.",
+        choices=("auto", "normal", "low_latency"), panel="Parallelism",
+    )  # fmt: skip
     enable_dp_attention: bool | None = argument(
         None, "flag", "Split attention over the --dp data-parallel ranks inside --tp."
     )

@@ -1,5 +1,6 @@
 """Which measured kernels stand for those of a server on a GPU."""
 
+from collections.abc import Mapping
 from math import log
 from typing import Final, NamedTuple
 
@@ -18,6 +19,9 @@ MEASURED: Final = {
     "l40s": "l40s",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
+# Whose all-reduces a GPU that borrows this one's kernels takes where they are faster. Among 8 L40S they reach 2 GB/s, a
+# thirtieth of the link, which is that machine's board: 8 RTX A6000 and 8 RTX 4090 serve several times as fast as that.
+LINKS: Final[Mapping[str, tuple[str, ...]]] = {"l40s": ("rtx-pro-6000",)}
 SERVERS: Final = ("vllm", "sglang", "trtllm")
 
 

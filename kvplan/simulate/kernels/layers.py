@@ -26,7 +26,7 @@ from kvplan.models.spec import (
 )
 from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.plan import Plan
-from kvplan.servers.plans.weights import weight_layout
+from kvplan.servers.plans.weights import draft_layout, weight_layout
 from kvplan.simulate.kernels.roof import Experts, Heads
 from kvplan.sizing.weights import Layout, expert_tp, local_shape, ranks_of, scheme_for
 
@@ -77,6 +77,14 @@ class State(NamedTuple):
     is_measured: bool
 
 
+class Adapted(NamedTuple):
+    """A linear layer of a rank as an adapter sees it; slices: layers of the checkpoint in it."""
+
+    inputs: int
+    outputs: int
+    slices: int
+
+
 class Exchange(NamedTuple):
     """Data-parallel ranks that share experts: how many, among which ranks tokens are exchanged, and how often a step.
 
@@ -95,6 +103,7 @@ class Layers:
     linear, prompt_linear  for all tokens, and only for those of prompts (decompression of latents)
     gathered  linear layers that are sharded over all ranks, for the tokens of all of them
     heads, latents, modules, states  attention and recurrences; latents: heads of a rank
+    adapted                linear layers to which adapters add
     small                  short kernels by their width in elements
     head                   the output head, for tokens that are sampled
     sums, ranks            all-reduces of the hidden state, and among how many ranks
@@ -109,6 +118,7 @@ class Layers:
     latents: Counter[int]
     modules: Counter[Module]
     states: Counter[State]
+    adapted: Counter[Adapted]
     small: Counter[int]
     head: Linear
     sums: int
@@ -162,6 +172,7 @@ class Reader:
         self.latents: Counter[int] = Counter()
         self.modules: Counter[Module] = Counter()
         self.states: Counter[State] = Counter()
+        self.adapted: Counter[Adapted] = Counter()
         self.small: Counter[int] = Counter()
 
     def layers(self) -> Layers:
@@ -172,12 +183,15 @@ class Reader:
                     self._weight(weight, index, latent=any(isinstance(cache, LatentAttention) for cache in caches))
             if not is_module:
                 self.small[self._rotated(caches)] += 2  # rotation; the cache's new entries
+        for weight in self.spec.other_weights if self.spec.head else ():
+            if weight.group == "mlp":  # joins a target's hidden state and a token's embedding
+                self._weight(weight, 0, latent=False)
         exchange = self._exchange()
         sums = 2 * self.spec.num_layers + 1 - (exchange.times if self.layout.attention_tp else 0)
         return Layers(
             self.linear, self.prompt_linear, self.gathered, self.experts, self.heads, self.latents, self.modules,
-            self.states, self.small, self._head(), 0 if self.tp == 1 else sums, self.tp, self.spec.hidden_size,
-            self.kv_bytes, LAW_OF_LATENTS if self.spec.is_mla else LAW, exchange,
+            self.states, self.adapted, self.small, self._head(), 0 if self.tp == 1 else sums, self.tp,
+            self.spec.hidden_size, self.kv_bytes, LAW_OF_LATENTS if self.spec.is_mla else LAW, exchange,
         )  # fmt: skip
 
     def _exchange(self) -> Exchange:
@@ -197,6 +211,8 @@ class Reader:
         return form_of(scheme, self.gpu, narrow_inputs=self.narrow)
 
     def _weight(self, weight: Weight, index: int, *, latent: bool) -> None:
+        if weight.group == "lm_head":  # of a drafting layer: the target's, which is counted as the head
+            return
         if weight.inputs < LEAST_INPUTS:
             if weight.group == "norm" and weight.outputs >= self.spec.hidden_size:
                 self.small[4 * self.spec.hidden_size] += 1  # with the sum before it: two read, two written
@@ -213,6 +229,7 @@ class Reader:
             self.prompt_linear[layer] += 1
         else:
             (self.gathered if is_gathered else self.linear)[layer] += 1
+            self.adapted[Adapted(inputs, sum(parts), len(parts))] += 1
         if form in ("fp8_block", "nvfp4"):
             self.small[2 * inputs * (self.peers if is_gathered else 1)] += 1  # its inputs are quantized
         if weight.group in ("mlp", "shared_expert") and weight.split == "outputs" and len(parts) > 1:
@@ -306,10 +323,23 @@ def layers(plan: Plan, narrow: bool | None = None) -> Layers:
     return _read(request.spec, request.gpu, weight_layout(request, 0), kv_bytes, peers, narrow)
 
 
-def peers_of(plan: Plan) -> int:
+def draft_layers(plan: Plan, modules: int) -> Layers:
+    """The kernels of one pass of a plan's drafter, which runs one of so many modules."""
+    request, draft = plan.request, plan.request.draft
+    assert draft is not None
+    kv_bytes, peers = 1 if "fp8" in str(plan.settings.kv_dtype) else 2, peers_of(plan, draft)
+    if peers == 1 and request.args.data_parallel_size > 1:
+        request = replace(request, args=replace(request.args, data_parallel_size=1))
+    layout, count = draft_layout(request), max(1, draft.num_layers // modules)
+    if count < draft.num_layers:
+        draft = replace(draft, layers=draft.layers[:count], layer_weights=draft.layer_weights[:count])
+    return _read(draft, request.gpu, layout, kv_bytes, peers, None)
+
+
+def peers_of(plan: Plan, draft: ModelSpec | None = None) -> int:
     """Data-parallel ranks that exchange tokens in every step; 1: each is a server of its own."""
     request = plan.request
-    is_shared = bool(request.spec.experts_per_token) and abilities_of(request.release.engine).shares_experts
+    is_shared = bool((draft or request.spec).experts_per_token) and abilities_of(request.release.engine).shares_experts
     return request.args.data_parallel_size if request.args.enable_dp_attention or is_shared else 1
 
 

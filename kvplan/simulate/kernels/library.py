@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from kvplan.core.records import dataclass
 from kvplan.hardware.gpu import GpuSpec
+from kvplan.hardware.gpu import gpu as gpu_named
 from kvplan.simulate.kernels import roof
-from kvplan.simulate.kernels.choice import INSTEAD, others, parts_of, source_of
+from kvplan.simulate.kernels.choice import INSTEAD, LINKS, MEASURED, others, parts_of, source_of
 from kvplan.simulate.kernels.roof import Experts, Heads
 from kvplan.simulate.kernels.tables import Part, Surface, system
 
@@ -39,6 +40,8 @@ class Kernels:
         self.source = source_of(gpu)
         self.base = self.source.base
         self.system = system(self.source.system)
+        linked = LINKS.get(self.base.name, ()) if not self.source.is_own else ()
+        self.linked = (self.base, *map(gpu_named, linked))
         self.borrowed: Counter[str] = Counter()
         self._known: dict[tuple[object, ...], Surface] = {}
         self._known_timed: dict[object, tuple[Surface, GpuSpec]] = {}
@@ -62,9 +65,10 @@ class Kernels:
             known = self._known[key] = make()
         return known
 
-    def _part(self, kind: str, form: str, law: str = "") -> Part | None:
-        for name in parts_of(kind, form, self.server, self.base, law):
-            part = self.system.part(name)
+    def _part(self, kind: str, form: str, law: str = "", of: GpuSpec | None = None) -> Part | None:
+        measured = self.system if of is None else system(MEASURED[of.name])
+        for name in parts_of(kind, form, self.server, of or self.base, law):
+            part = measured.part(name)
             if part is not None:
                 return part
         return None
@@ -115,11 +119,13 @@ class Kernels:
 
     # --- attention
 
-    def decode(self, count: float, context: float, shape: Heads) -> float:
+    def decode(self, count: float, context: float, shape: Heads, queries: float = 1.0) -> float:
+        """queries: tokens of a sequence, whose heads are so many more rows over the same keys, as kernels pack them."""
+        rows = shape if queries == 1.0 else shape._replace(heads=queries * shape.heads)  # type: ignore[arg-type]
         if self.shares.kv is not None:
-            return roof.decode(slower(self.gpu, self.shares.kv, 1.0), count, context, shape)
+            return roof.decode(slower(self.gpu, self.shares.kv, 1.0), count, context, rows)
         factor = self._surface(("decode", shape), lambda: self._attention("decode", shape))(count, context)
-        return factor * roof.decode(self.gpu, count, context, shape)
+        return factor * roof.decode(self.gpu, count, context, rows)
 
     def prefill(self, tokens: float, pairs: float, shape: Heads) -> float:
         factor = self._surface(("prefill", shape), lambda: self._attention("prefill", shape))(tokens)
@@ -140,7 +146,7 @@ class Kernels:
         heads, kv_heads, dim, window = part.shapes[index]
         return f"{heads:g} over {kv_heads:g} of {dim:g}{f' in {window:g} tokens' if window else ''}"
 
-    def latent_decode(self, count: float, context: float, heads: int, kv_bytes: int) -> float:
+    def latent_decode(self, count: float, context: float, heads: int, kv_bytes: int, queries: float = 1.0) -> float:
         def make() -> Surface:
             for form in ("fp8", "bf16") if kv_bytes == 1 else ("bf16",):
                 part = self._part("latent_decode", form)
@@ -150,7 +156,7 @@ class Kernels:
             return self._attention("decode", Heads(heads, 1, 512, 0, kv_bytes))
 
         factor = self._surface(("latent", heads, kv_bytes), make)(count, context)
-        return factor * roof.latent_decode(self.gpu, count, context, heads, kv_bytes)
+        return factor * roof.latent_decode(self.gpu, count, context, queries * heads, kv_bytes)
 
     def latent_prefill(self, tokens: float, pairs: float, heads: int) -> float:
         """Prompts are attended to with decompressed keys and values, as by heads without groups."""
@@ -164,13 +170,17 @@ class Kernels:
         """An all-reduce of 16-bit numbers among ranks of one server."""
         if ranks == 1:
             return 0.0
-        part = self._part("allreduce", "graph" if graph else "eager")
+        return min(self._all_reduce(of, ranks, elements, graph=graph) for of in self.linked)
+
+    def _all_reduce(self, of: GpuSpec, ranks: int, elements: float, *, graph: bool) -> float:
+        """As on a machine of such GPUs, whose time is that of its links."""
+        part = self._part("allreduce", "graph" if graph else "eager", of=of)
+        mine, theirs = (gpu.interconnect_bandwidth or PCIE_4 for gpu in (self.gpu, of))
         if part is None:
-            return 20e-6 + elements * 4 * (ranks - 1) / ranks / (0.4 * (self.gpu.interconnect_bandwidth or PCIE_4))
+            return 20e-6 + elements * 4 * (ranks - 1) / ranks / (0.4 * mine)
         index, _ = part.nearest((ranks,), (1.0,))
         largest = 2.0**29  # measured
         seconds = 1e-6 * part.surface(index)(min(elements, largest)) * max(1.0, elements / largest)
-        mine, theirs = (gpu.interconnect_bandwidth or PCIE_4 for gpu in (self.gpu, self.base))
         return seconds if mine == theirs else seconds * max(1.0, theirs / mine)
 
     def timed(self, kind: str, shape: tuple[float, ...], *place: float) -> float:

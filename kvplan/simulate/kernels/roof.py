@@ -111,7 +111,7 @@ def own_pairs(tokens: float, window: int = 0) -> float:
 LATENT: Final = 576  # elements of a token's latent and rope key (DeepSeek)
 
 
-def latent_decode(gpu: GpuSpec, count: float, context: float, heads: int, kv_bytes: int) -> float:
+def latent_decode(gpu: GpuSpec, count: float, context: float, heads: float, kv_bytes: int) -> float:
     """Attention over latents (MLA) without decompression."""
     return roof(gpu, count * context * LATENT * kv_bytes, 2.0 * count * context * heads * (2 * LATENT - 64))
 

@@ -12,7 +12,7 @@ from kvplan.core.units import plural
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.host import Host, host_of
-from kvplan.simulate.kernels.layers import Layers, Linear, Module, layers
+from kvplan.simulate.kernels.layers import Layers, Linear, Module, draft_layers, layers
 from kvplan.simulate.kernels.library import Kernels, Shares
 from kvplan.simulate.kernels.line import Line
 from kvplan.simulate.work import Reach, StepWork
@@ -69,24 +69,28 @@ class Curve:
 class Attention:
     """Kernels of all layers that read as far back: seconds of decoding and of prompts."""
 
-    def __init__(self, decode: Callable[[float, float], float], prefill: Callable[[float, float], float]) -> None:
+    def __init__(
+        self, decode: Callable[[float, float, float], float], prefill: Callable[[float, float], float]
+    ) -> None:
+        """decode: of so many sequences, of their context, and of the tokens that each of them computes."""
         self.decode, self.prefill = decode, prefill
-        self._lines: dict[int, tuple[Line, ...]] = {}
+        self._lines: dict[object, tuple[Line, ...]] = {}
 
-    def line(self, count: int, read: int) -> Line:
-        return self.lines(count)[place_of(count, read)]
+    def line(self, count: int, read: int, queries: float = 1.0) -> Line:
+        return self.lines(count, queries)[place_of(count, read)]
 
-    def lines(self, count: int) -> tuple[Line, ...]:
-        lines = self._lines.get(count)
+    def lines(self, count: int, queries: float = 1.0) -> tuple[Line, ...]:
+        key = count if queries == 1.0 else (count, queries)
+        lines = self._lines.get(key)
         if lines is None:
-            lines = self._lines[count] = self._made(count)
+            lines = self._lines[key] = self._made(count, queries)
         return lines
 
-    def _made(self, count: int) -> tuple[Line, ...]:
+    def _made(self, count: int, queries: float) -> tuple[Line, ...]:
         """Lines between contexts; more tokens never take less time."""
-        lines, low_s = [], self.decode(count, CONTEXTS[0])
+        lines, low_s = [], self.decode(count, CONTEXTS[0], queries)
         for low, high in pairwise(CONTEXTS):
-            high_s = max(low_s, self.decode(count, high))
+            high_s = max(low_s, self.decode(count, high, queries))
             slope = (high_s - low_s) / (count * (high - low))
             lines.append(Line(low_s - slope * count * low, slope, count * high))
             low_s = high_s
@@ -96,8 +100,7 @@ class Attention:
 
 def place_of(count: int, read: int) -> int:
     """Which of a count's lines holds where so many tokens are read."""
-    index = bisect_left(CONTEXTS, read / count) - 1
-    return 0 if index < 0 else min(index, len(CONTEXTS) - 2)
+    return bisect_left(CONTEXTS, read / count, 1, len(CONTEXTS) - 1) - 1
 
 
 class KernelStep:
@@ -169,17 +172,19 @@ class KernelStep:
         latents = list(own.latents.items()) if is_whole else []
         modules = list(own.modules.items()) if is_whole else []
 
-        def decode(count: float, context: float) -> float:
-            total = sum(times * kernels.decode(count, context, shape) for shape, times in heads)
+        def decode(count: float, context: float, queries: float) -> float:
+            total = sum(times * kernels.decode(count, context, shape, queries) for shape, times in heads)
             for rank_heads, times in latents:
-                total += times * kernels.latent_decode(count, context, rank_heads, own.kv_bytes)
-                total += times * kernels.timed("latent_bmm", (rank_heads,), count)
+                total += times * kernels.latent_decode(count, context, rank_heads, own.kv_bytes, queries)
+                total += times * kernels.timed("latent_bmm", (rank_heads,), queries * count)
             for module, times in modules:
-                total += times * self._module("generation", module, count, context)
+                total += times * self._module("generation", module, queries * count, context)
             return device * total
 
         def prefill(tokens: float, pairs: float) -> float:
-            total = sum(times * kernels.prefill(tokens, pairs, shape) for shape, times in heads)
+            total = 0.0
+            for shape, times in heads:
+                total += times * kernels.prefill(tokens, pairs, shape)
             for rank_heads, times in latents:
                 total += times * kernels.latent_prefill(tokens, pairs, rank_heads)
             for module, times in modules:
@@ -211,7 +216,7 @@ class KernelStep:
         """Shares of a typical step's time, by part, the largest first."""
         count, context = TYPICAL
         parts = self.parts(count) | {
-            "attention": sum(kind.decode(count, context) for kind in self.attention),
+            "attention": sum(kind.decode(count, context, 1.0) for kind in self.attention),
             "states": self._states("generation", count),
             "head and sampler": self._sampled(count),
         }
@@ -274,16 +279,22 @@ class KernelStep:
         if line is not None:
             seconds = line.base + line.slope * work.read[0]
             return seconds if seconds >= line.least else line.least
-        total = self._plain(tokens)
+        queries = tokens / count  # above one: drafts are verified
+        if queries == 1.0 and work.num_samples == count:
+            total = self._plain(tokens)
+        else:
+            total = self._tokens(tokens) + self._head(work.num_samples) + self._states("generation", tokens)
         for kind, read in zip(self.attention, work.read, strict=True):
-            line = kind.line(count, read)
+            line = kind.line(count, read, queries)
             total += line.base + line.slope * read
         return self.host.seconds(total, count)
 
     def _mixed(self, work: StepWork) -> float:
         """A step with prompts: what they add to the step that decodes is longer than as measured alone."""
         prompt, decodes = work.prompt_tokens, work.num_seqs - work.num_prompts
-        alone = self._tokens(work.num_tokens - prompt)
+        decoded = work.num_tokens - prompt
+        queries = decoded / decodes if decodes else 1.0
+        alone = self._tokens(decoded)
         added = self._tokens(work.num_tokens) - alone
         if self.layers.prompt_linear:
             added += self._prompts(prompt)
@@ -293,10 +304,11 @@ class KernelStep:
         for kind, pairs, own in zip(self.attention, work.pairs, work.prompt_pairs, strict=True):
             added += kind.prefill(prompt, own)
             if decodes:
-                line = kind.line(decodes, pairs - own)
-                total += line.base + line.slope * (pairs - own)
+                read = int((pairs - own) / queries) if queries != 1 else pairs - own  # once for a sequence's drafts
+                line = kind.line(decodes, read, queries)
+                total += line.base + line.slope * read
         if decodes and self.layers.states:
-            total += self._states("generation", decodes)
+            total += self._states("generation", decoded)
         return self.host.seconds(total + self.host.prompt * added, work.num_seqs)
 
 
@@ -326,6 +338,14 @@ def kernel_step(
     device, link, slow = ((factors or {}).get(name, 1.0) for name in ("device", "link", "host"))
     engine = plan.request.release.engine
     return _step(layers(plan, narrow), gpu, engine, shares, reaches, own.scaled(slow), device, link)
+
+
+def draft_step(plan: Plan, reaches: tuple[Reach, ...], shares: Shares, modules: int) -> KernelStep:
+    """The time of one pass of a plan's drafter, a module of several; before it the GPU waits as between two steps."""
+    own = host_of(plan)
+    pause = Host(gap=own.gap, gap_sequence=own.gap_sequence)
+    request = plan.request
+    return _step(draft_layers(plan, modules), request.gpu, request.release.engine, shares, reaches, pause, 1.0, 1.0)
 
 
 @lru_cache(maxsize=64)  # tune asks for the same layers on the same GPU hundreds of times

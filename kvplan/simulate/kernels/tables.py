@@ -22,10 +22,11 @@ STEP: Final = 0.005  # of a logarithm: half a percent
 class Surface:
     """Measured over least time on a grid; outside of it that of the nearest edge."""
 
-    __slots__ = ("_axes", "_strides", "_values")
+    __slots__ = ("_axes", "_known", "_strides", "_values")
 
     def __init__(self, axes: tuple[tuple[float, ...], ...], values: "array[int]") -> None:
         self._axes, self._values = axes, values
+        self._known: dict[tuple[float, ...], float] = {}  # prompts of the same length come again and again
         strides, size = [], 1
         for logs in reversed(axes):
             strides.append(size)
@@ -33,6 +34,12 @@ class Surface:
         self._strides = tuple(reversed(strides))
 
     def __call__(self, *place: float) -> float:
+        known = self._known.get(place)
+        if known is None:
+            known = self._known[place] = self._between(place)
+        return known
+
+    def _between(self, place: tuple[float, ...]) -> float:
         """The factor at a place, linear in logarithms between the grid's points."""
         corners = [(0, 1.0)]
         for logs, stride, value in zip(self._axes, self._strides, place, strict=True):

@@ -199,3 +199,38 @@ def test_its_metrics_are_read() -> None:
     stats = server_stats(page)
     assert (stats.kind, stats.running, stats.waiting, stats.kv_usage) == ("llamacpp", 2, 1, None)
     assert (stats.prompt_tokens, stats.generation_tokens) == (1234, 567)
+
+
+# Errors in the words of llama.cpp 0c1e57098 (src/llama-model.cpp, llama-model-loader.cpp, llama-context.cpp and
+# llama-vocab.cpp, ggml/src/gguf.cpp, common/arg.cpp, tools/server/server-http.cpp) -> what the first line says.
+ERRORS = {
+    "llama_model_load: error loading model: error loading model architecture: unknown model architecture: 'new3'":
+        "llama.cpp did not start: this installation knows no model of type new3.",
+    "llama_model_load: error loading model: error loading model vocabulary: unknown pre-tokenizer type: 'new3'":
+        "llama.cpp did not start: this installation does not know the model.",
+    "llama_model_load: error loading model: missing tensor 'blk.0.attn_q.weight'":
+        "llama.cpp did not start: the checkpoint's tensors do not have the shapes of its config or quantization.",
+    "llama_model_load: error loading model: done_getting_tensors: wrong number of tensors; expected 292, got 291":
+        "llama.cpp did not start: the checkpoint's tensors do not have the shapes of its config or quantization.",
+    "llama_model_load: error loading model: tensor 'a.weight' data is not within the file bounds, model is corrupted":
+        "llama.cpp did not start: a weight file is missing or incomplete.",
+    "llama_model_load: error loading model: illegal split file idx: 1, model must be loaded with the first split":
+        "llama.cpp did not start: a weight file is missing or incomplete.",
+    "gguf_init_from_file_impl: invalid magic characters: '<!do', expected 'GGUF'":
+        "The server did not start: a weight file is missing or incomplete.",
+    "llama_init_from_model: quantized V cache requires flash_attn to be enabled":
+        "llama.cpp did not start: no attention backend for this model on this GPU reads a KV cache of this type.",
+    "error: invalid argument: --ctx-sise": "The server did not start: it does not know the argument --ctx-sise.",
+    "start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080":
+        "The server did not start: port 8080 is in use by another process.",
+    "llama_model_load: error loading model: unordered_map::at":
+        "llama.cpp did not start: llama_model_load: error loading model: unordered_map::at.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ERRORS)
+def test_an_error_that_no_memory_cures_is_named(run: Run, tmp_path: Path, line: str) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(f"{line}\n")
+    result = run("why", str(path))
+    assert result.out.startswith(ERRORS[line])

@@ -18,6 +18,7 @@ from kvplan.servers.vllm import experts, overheads
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.words.arguments import EngineArgs
+from kvplan.sizing.deepep import low_latency_bytes
 from kvplan.sizing.weights import rank_weights, stage_layers, total_weights
 from tests import oracles
 from tests.support.cli import Run
@@ -137,7 +138,7 @@ def test_deepeps_low_latency_buffer_by_hand() -> None:
     dispatch = 16 + 2 * 7168  # a control word and bf16
     combine = 7168 // 128 * 4 + 2 * 7168
     both = 2 * (256 * 128 * combine) + 2 * (256 * 128 * max(dispatch, combine)) + 2 * 1024
-    assert experts.low_latency_bytes(128, 7168, 256) == (both + 128) // 128 * 128
+    assert low_latency_bytes(128, 7168, 256) == (both + 128) // 128 * 128
 
 
 def test_eplb_keeps_room_for_one_layer_and_the_loads_of_its_window() -> None:
@@ -252,7 +253,7 @@ def test_ranks_of_dp_attention_lie_within_the_tensor_ranks(run: Run) -> None:
     [
         ("--tp 8 --dp 3 --enable-dp-attention", "that divides --tp-size 8"),
         ("--tp 8 --enable-dp-attention", "--dp-size > 1 that divides --tp-size 8"),
-        ("--tp 8 --dp 8 --enable-dp-attention --moe-a2a-backend deepep", "buffers that are not sized"),
+        ("--tp 8 --dp 8 --enable-dp-attention --moe-a2a-backend mori", "buffers that are not sized"),
         ("--tp 8 --moe-dense-tp-size 2", "is not supported by SGLang; use 1"),
         ("--tp 8 --enable-dp-lm-head", "requires --enable-dp-attention"),
         ("--tp 8 --ep-size 8 --ep-num-redundant-experts 3", "cannot be split evenly"),
