@@ -260,6 +260,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     **dict.fromkeys(("olmo2", "starcoder2"), ModelType(dp_attention=False, adapters=True, offload=True)),
     "opt": ModelType(stages=True, everywhere="all", offload=True),
     "phi": ModelType(dp_attention=False, offload=True),
+    "pixtral": ModelType(tower_read=False),
     "qwen2_5_vl": ModelType(ignores=("head_dim",), stages=True, adapters=True, offload=True, tower="by data",
         tower_size=(24, 3584)),
     "qwen2_moe": ModelType(stages=True, everywhere="lm_head"),
