@@ -71,13 +71,13 @@ def marked(row: dict[str, Any]) -> dict[str, Any]:
 def main(home: Path, scripts: Path, names: list[str]) -> int:
     every = cases()
     answers = ask(home, scripts, {name: row for name, row in every.items() if not names or name in names})
-    kept = {row["architecture"]: row for row in rows()} if FACTS.is_file() else {}
-    kept |= {name: whole(every[name], both) for name, both in answers.items()}
-    kept = {name: marked(kept[name]) for name in sorted(kept)}
-    lines = [json.dumps(row) + "\n" for row in kept.values()]
+    own = {row["architecture"]: row for row in rows()} if FACTS.is_file() else {}
+    own |= {name: whole(every[name], both) for name, both in answers.items()}
+    own = {name: marked(own[name]) for name in sorted(own)}
+    lines = [json.dumps(row) + "\n" for row in own.values()]
     FACTS.write_text("".join(lines), encoding="utf-8")
     counts: Counter[str] = Counter()
-    for name, row in kept.items():
+    for name, row in own.items():
         state, why = outcome(row) if "ranks" in row else (oracles.NOT_ASKED, row.get("why", "not asked"))
         counts[state] += 1
         if state != oracles.EQUAL:

@@ -76,20 +76,20 @@ def answer_of(row: Row, ranks: int) -> Row:
 
 
 def stored(answers: list[Row]) -> list[Row]:
-    """The rows of one GPU and of two as they are kept."""
-    kept: list[Row] = []
+    """The answers on one GPU and on two as the file has them."""
+    answered: list[Row] = []
     for answer in answers:
         if "failed" in answer or "quant_error" in answer:
-            kept.append({"failed": str(answer.get("failed") or answer["quant_error"]).splitlines()[0][:120]})
+            answered.append({"failed": str(answer.get("failed") or answer["quant_error"]).splitlines()[0][:120]})
             continue
         resolved = {name: answer["resolved"][name] for name in SETTINGS if answer["resolved"][name]}
-        first = kept[0].get("resolved", {}) if kept else {}
+        first = answered[0].get("resolved", {}) if answered else {}
         resolved = {k: v for k, v in resolved.items() if first.get(k) != v}
         resolved |= {name: 0 if name in ZERO else None for name in first if not answer["resolved"][name]}
         result = answer["results"][0]
         results = {name: result[name] for name in ANSWERS if result.get(name) is not None}
-        kept.append({"resolved": resolved, "results": results})
-    return kept
+        answered.append({"resolved": resolved, "results": results})
+    return answered
 
 
 def outcome(row: Row) -> tuple[str, str]:

@@ -256,8 +256,8 @@ def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int
     if args.disaggregation_mode == "decode":  # no chunks of prompts, but windows of requests that are on their way
         waiting = 2 * requests if requests <= FEW_REQUESTS else 0
         return cdiv(item * requests + (window + page) * waiting, page) * page
-    kept = SPARE_TAILS * requests * (window + page) if later and prefixes else 0
-    return cdiv(item * requests + batches * settings.max_num_batched_tokens + page + kept, page) * page
+    spare = SPARE_TAILS * requests * (window + page) if later and prefixes else 0
+    return cdiv(item * requests + batches * settings.max_num_batched_tokens + page + spare, page) * page
 
 
 def window_of(spec: ModelSpec) -> int:
@@ -535,8 +535,8 @@ def pool_notes(layout: SglangPool, spec: ModelSpec, args: EngineArgs, slots: int
     kinds = spec.cache_kinds
     if spec.is_compressed_mla:
         yield "the experts are counted as vLLM's kernels keep them; SGLang's own loading was not compared"
-        kept = f"{format_gib(max(layout.fixed))} of the KV cache are the inputs of compressors"
-        yield f"{kept}, for {layout.requests:,} requests (--max-running-requests)"
+        inputs = f"{format_gib(max(layout.fixed))} of the KV cache are the inputs of compressors"
+        yield f"{inputs}, for {layout.requests:,} requests (--max-running-requests)"
     if SlidingWindow in kinds and not layout.window:
         yield "SGLang keeps every token of this model's windows: they are counted in full"
     if CrossAttention in kinds:
