@@ -134,7 +134,8 @@ def read_rollout(text: str, framework: Framework, options: Collection[str]) -> S
     words = [f"--model={model}"] if model else []
     command = parsed(server_of(settings.server).pasted().parse, [*words, *words_of(settings)], options)
     command.engine = settings.server
-    command.ignored = [flag for flag in command.ignored if flag != f"--{SAVER.replace('_', '-')}"]  # no hint: it is ours
+    own = f"--{SAVER.replace('_', '-')}"  # nobody wrote it
+    command.ignored = [flag for flag in command.ignored if flag != own]
     if level is not None:
         shares = framework.title == "Unsloth" or (settings.adapters and not settings.has_levels)
         keeps = ("weights",) if shares else ()

@@ -1,8 +1,8 @@
 """A task of dstack or SkyPilot: a file with a script, its variables and the GPU to run it on, as a container.
 
 Sources: dstack.ai/docs, `service` (image, env, commands, resources.gpu: 24GB, H100:2, A100:80GB or name, count and
-memory); docs.skypilot.co, "Task YAML" (resources.accelerators, envs, secrets, num_nodes, run, and its SKYPILOT_ variables) and
-"Service YAML" (service.replicas, service.replica_policy.min_replicas).
+memory); docs.skypilot.co, "Task YAML" (resources.accelerators, envs, secrets, num_nodes, run, and its SKYPILOT_
+variables) and "Service YAML" (service.replicas, service.replica_policy.min_replicas).
 """
 
 import re

@@ -42,10 +42,10 @@ def say_of_host(tables: list[PlanTable], inputs: Inputs) -> None:
         return
     from kvplan.policy.pods import kept_rows, lacking  # only for these
 
-    kept = sum(size for _, size in kept_rows(plans[0]))
-    if plans[0].request.gpu.unified and kept > plans[0].memory.weights // 10:  # more than a server's small buffers
+    on_host = sum(size for _, size in kept_rows(plans[0]))
+    if plans[0].request.gpu.unified and on_host > plans[0].memory.weights // 10:  # more than a server's small buffers
         share = f"GPU and host share one memory of {format_gib(plans[0].request.gpu.shared_memory)}"
-        output.tell("note", f"{share}: the {format_gib(kept)} on the host are taken from it, too")
+        output.tell("note", f"{share}: the {format_gib(on_host)} on the host are taken from it, too")
     gpu, others = plans[0].request.gpu, plans[0].estimates["in_use"].likely
     name, memory = ("the memory that GPU and host share", gpu.shared_memory - others) if inputs.host is None else (
         f"the host memory of {inputs.host[0]}", inputs.host[1]

@@ -123,7 +123,7 @@ class Table:
     @classmethod
     def of_documents(cls, paths: Sequence[str], documents: Iterable[Mapping[str, object]]) -> Self:
         """A row for each document: its values by their paths, "kv.request.fixed"; None for what it lacks."""
-        return cls.of(paths, ([at(document, path) for path in paths] for document in documents))
+        return cls.of(paths, ([value_at(document, path) for path in paths] for document in documents))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ class Table:
         return [i for i, column in enumerate(self.columns) if not (by_row and column.name == UNIT)]
 
 
-def at(document: Any, path: str) -> Any:
+def value_at(document: Any, path: str) -> Any:
     """The value of a document at a path; None if it, or a table on the way, is missing."""
     for key in path.split("."):
         document = None if document is None else document.get(key)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
+from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.models.families import rope
 from kvplan.models.families.blocks import VOCAB_PAD, SpecDraft
@@ -34,6 +34,9 @@ REFUSED: Final = (  # what servers keep otherwise than transformers' classes do
     ("kv_lora_rank", "servers keep latents where transformers' class keeps keys and values"),
     ("is_encoder_decoder", "--reader server sizes decoders alone"),
 )
+UNLIKE: Final = (  # keys of configs whose layers are not all alike, or keep states
+    "layer_types", "block_types", "linear_num_value_heads", "mamba_d_state", "state_size", "conv_L_cache",
+)  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -53,7 +56,7 @@ class OwnClass(NamedTuple):
     values: dict[str, Any]
     shapes: Shapes
     plan: dict[str, str]
-    caches: list[Written | None]
+    caches: list[Written | None]  # empty: it runs no token without values
 
 
 def read(config: Config, model_type: str) -> SpecDraft:
@@ -64,7 +67,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     own = asked_of(config, model_type)
     config.values = own.values  # with the class's defaults, by the names that all classes share
     num_layers = config.num_layers()
-    kept = list(caches(config, own, num_layers))  # before heads, which a class that keeps states may lack
+    layer_caches = list(caches(config, own, num_layers))  # before heads, which a class that keeps states may lack
     heads = heads_of(config)
     layers: list[list[Weight]] = [[] for _ in range(num_layers)]
     other: list[Weight] = []
@@ -86,7 +89,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         num_heads=heads.num_heads,
         vocab_size=config.count("vocab_size"),
         context=context,
-        layers=kept,
+        layers=layer_caches,
         layer_weights=[tuple(weights) for weights in layers],
         other_weights=other,
         ropes=rope.tables(config, heads.head_dim, context.positions),
@@ -112,27 +115,36 @@ def asked_of(config: Config, model_type: str) -> OwnClass:
             "install the release of transformers that has it",
         )  # fmt: skip
     stated = {key: value for key, value in config.values.items() if key != "model_type" and value is not None}
-    try:
-        with warnings.catch_warnings(), torch.device("meta"), torch.no_grad():
-            warnings.simplefilter("ignore")
-            transformers.logging.set_verbosity_error()
+    failure: Exception | None = None
+    with warnings.catch_warnings(), torch.device("meta"), torch.no_grad():
+        warnings.simplefilter("ignore")
+        transformers.logging.set_verbosity_error()
+        try:
             own = transformers.AutoConfig.for_model(model_type, **stated)
             # Experts without loops over tokens, which have no values here.
             model = transformers.AutoModelForCausalLM.from_config(own, experts_implementation="batched_mm").eval()
-            cache = transformers.DynamicCache(config=own)
+        except Exception as error:  # whatever a class of another project raises for a config that it does not take
+            raise not_run(config, f"{label}'s class of type {model_type!r} takes no such config", error) from error
+        cache = transformers.DynamicCache(config=own)
+        try:
             model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
-    except Exception as error:  # whatever a class of another project raises for a config that it does not take
-        raise UnsupportedModelError(
-            config.where,
-            f"{label}'s class of type {model_type!r} does not run with this config: "
-            f"{printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 120)}",
-            "correct the config, or use the release of transformers it was made with",
-        ) from error
+        except Exception as error:  # where a class reads values, as of the experts chosen for a token
+            failure = error
     values = {**own.to_dict(), "model_type": model_type}
     values |= {name: values[key] for name, key in own.attribute_map.items() if key in values}
     shapes = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
-    name = f"{label}'s {type(model).__name__}"
-    return OwnClass(name, values, shapes, dict(model._tp_plan or {}), [written(layer) for layer in cache.layers])
+    name, layers = f"{label}'s {type(model).__name__}", [written(layer) for layer in cache.layers]
+    if failure is not None:
+        if any(values.get(key) for key in UNLIKE):
+            raise not_run(config, f"{name} runs no token without values", failure) from failure
+        layers = []
+    return OwnClass(name, values, shapes, dict(model._tp_plan or {}), layers)
+
+
+def not_run(config: Config, what: str, error: Exception) -> UnsupportedModelError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    remedy = "correct the config, or add a reader in kvplan/models/families"
+    return UnsupportedModelError(config.where, f"{what}: {printable(reason, 120)}", remedy)
 
 
 def written(layer: Any) -> Written | None:
@@ -140,8 +152,8 @@ def written(layer: Any) -> Written | None:
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if keys is None or values is None:
         return None
-    shapes = ((int(tensor.shape[1]), int(tensor.shape[3])) for tensor in (keys, values))
-    return Written(type(layer).__name__, *shapes, getattr(layer, "sliding_window", None))
+    own, other = ((int(tensor.shape[1]), int(tensor.shape[3])) for tensor in (keys, values))
+    return Written(type(layer).__name__, own, other, getattr(layer, "sliding_window", None))
 
 
 def style_of(module: str, plan: Mapping[str, str]) -> str:
@@ -184,18 +196,25 @@ def weight_of(parameter: str, name: str, shape: tuple[int, ...], plan: Mapping[s
 
 def caches(config: Config, own: OwnClass, num_layers: int) -> Iterator[tuple[LayerCache, ...]]:
     """The cache of each layer, as its class writes it."""
+    if not own.caches:
+        stated, window = heads_of(config), config.maybe_count("sliding_window")
+        keys = stated.num_kv_heads, stated.head_dim, stated.head_dim_v
+        config.notes.append(f"{own.name} runs no token without values: its caches are by the config's heads")
+        yield from [(SlidingWindow(*keys, window) if window else FullAttention(*keys),)] * num_layers
+        return
     kinds = config.per_layer_names("layer_types", num_layers) or [""] * num_layers
     layers = [*own.caches, *[None] * num_layers][:num_layers]
     for index, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
         match layer:
             case Written("DynamicLayer", (heads, dim), (_, dim_v), _):
                 yield (FullAttention(heads, dim, dim_v),)
-            case Written("DynamicSlidingWindowLayer", (heads, dim), (_, dim_v), int(window)):
+            case Written("DynamicSlidingWindowLayer", (heads, dim), (_, dim_v), int(size)):
                 cache = ChunkedAttention if kind == "chunked_attention" else SlidingWindow
-                yield (cache(heads, dim, dim_v, window),)
+                yield (cache(heads, dim, dim_v, size),)
             case _:
                 what = "no keys and values" if layer is None else f"more than keys and values ({layer.kind})"
                 raise UnsupportedModelError(
-                    f"{config.where}: layer {index}", f"{own.name} keeps {what} of it, which --reader server cannot size",
+                    f"{config.where}: layer {index}",
+                    f"{own.name} keeps {what} of it, which --reader server cannot size",
                     "add a reader in kvplan/models/families",
-                )  # fmt: skip
+                )

@@ -71,7 +71,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ling": ("bailing_hybrid", "alice_ai"),
     "hunyuan4": ("hy_v4",),
-    "ernie_vl": ("ernie4_5_moe_vl", "ernie4_5_vl_moe"),
+    "ernie_vl": ("ernie4_5_moe_vl",),
     "zamba": ("zamba2",),
     "moondream": ("moondream3",),
     "unusual": ("mamba2", "olmo_hybrid", "minicpm3", "longcat_flash", "qwen4_exp_text"),
@@ -104,8 +104,8 @@ CLASSES: dict[str, str] = {
 # Types that are another under a name of their own.
 READ_AS: dict[str, str] = {
     "cohere_compass_text": "cohere2", "gemma4_unified_text": "gemma4_text",
-    "minimax_m3_text": "minimax_m3", "mimo_v2_omni": "mimo_v2", "openpangu_vl": "PanguEmbedded", "qwen3_asr_text": "qwen3",
-    "fireredasr2": "qwen2", "funasr": "qwen3",
+    "minimax_m3_text": "minimax_m3", "mimo_v2_omni": "mimo_v2", "openpangu_vl": "PanguEmbedded",
+    "qwen3_asr_text": "qwen3", "fireredasr2": "qwen2", "funasr": "qwen3",
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
 

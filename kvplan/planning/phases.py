@@ -2,8 +2,9 @@
 
 Asleep, what was allocated for weights and KV cache is unmapped, and torch's cache emptied; what stays is each server's
 own: the context and libraries, CUDA graphs, and buffers that no pool has. Waking up, the weights come first, so that a
-trainer can send new ones before the KV cache is mapped again. Source: vLLM 0.33 device_allocator/cumem.py, v1/worker/gpu_worker.py (sleep, wake_up, load_model,
-initialize_from_config); SGLang 0.5.23 managers/scheduler_components (release_memory_occupation), by tags.
+trainer can send new ones before the KV cache is mapped again. Source: vLLM 0.33 device_allocator/cumem.py,
+v1/worker/gpu_worker.py (sleep, wake_up, load_model, initialize_from_config); SGLang 0.5.23
+managers/scheduler_components (release_memory_occupation), by tags.
 """
 
 from dataclasses import replace

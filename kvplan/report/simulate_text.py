@@ -423,8 +423,8 @@ def result_document(answer: SimulationAnswer, variant: Variant) -> typed.Variant
             output_tokens_per_s_range=list(rate_range(answer, run, run.output_tokens_per_s)),
         ),
         "slo": [
-            from_fields(typed.Slo, kept, promise=kept.promise.name, limit=kept.promise.limit, kept=kept.is_kept)
-            for kept in variant.outcomes
+            from_fields(typed.Slo, row, promise=row.promise.name, limit=row.promise.limit, kept=row.is_kept)
+            for row in variant.outcomes
         ],
         "largest": None if largest is None else from_fields(typed.Largest, largest),
     }

@@ -352,6 +352,8 @@ class Intake:
         is_whole, answer = not values["stream"], None
         if constraint is not None:
             face = self._served.face
+            if face is not None and param == "structured_outputs":  # a face has a field for each kind
+                param = next((own for own, kind in face.CONSTRAINTS.items() if kind == constraint.kind), param)
             text = text_of(constraint, param, unreadable if face is None else face.unreadable)
             answer = tuple(encode(self._tokenizer, text, special=False, param=param))
         return Simulated(answer, is_whole=is_whole, transfer=transfer)

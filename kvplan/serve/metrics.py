@@ -184,9 +184,9 @@ class ServerMetrics:
         self._counts = (0,) * (3 + len(self._drafts))  # the scheduler's, as far as they are reported
         self._now = (0, 0, 0, 0.0)  # requests that run, wait and are deferred, and the use of blocks
         self.last_error, self._loaded_from = "", "host"
-        self._gauges = {name: self._family(Gauge, name, *row) for name, row in GAUGES.items()}
+        self._levels = {name: self._by_label(Gauge, name, *row) for name, row in GAUGES.items()}
         self.sleeping(None)
-        self._counts_of = {name: self._family(Counter, name, *row) for name, row in COUNTERS.items()}
+        self._counts_of = {name: self._by_label(Counter, name, *row) for name, row in COUNTERS.items()}
         text = "Number of admission attempts rejected by a queue limit, by reason."
         rejections = Counter("vllm:admission_rejections", text, ("model_name", "reason"), registry=self.registry)
         self._rejections = {limit: rejections.labels(model_name=model_name, reason=limit) for limit in LIMITS}
@@ -235,14 +235,15 @@ class ServerMetrics:
             value = reading.value if FACTS[reading.fact] in NUMBERS else 1
             figures.labels(reading.fact, reading.rank, reading.text).set(value)
 
-    def _family(self, kind: Any, name: str, text: str, label: Labels = PLAIN) -> dict[str, Any]:
+    def _by_label(self, kind: Any, name: str, text: str, label: Labels = PLAIN) -> dict[str, Any]:
         """A family's metrics by the value of its label."""
         own, values = label
         family = kind(f"vllm:{name}", text, (*self._labels, *filter(None, [own])), registry=self.registry)
         return {value: family.labels(**self._labels, **({own: value} if own else {})) for value in values}
 
     def _counter(self, name: str, text: str) -> Counter:
-        return self._family(Counter, name, text)[""]
+        counter: Counter = self._by_label(Counter, name, text)[""]
+        return counter
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> "Several":
         histogram = Several(f"vllm:{name}", text, tuple(self._labels), buckets=buckets, registry=self.registry)
@@ -251,7 +252,7 @@ class ServerMetrics:
     def sleeping(self, level: int | None) -> None:
         """Set the level of the server's sleep; None: it is awake."""
         for state, is_so in zip(SLEEP_STATES, (level is None, level == 1, level == 2), strict=True):
-            self._gauges["engine_sleep_state"][state].set(is_so)
+            self._levels["engine_sleep_state"][state].set(is_so)
 
     def _lora_gauge(self) -> Gauge:
         names = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
@@ -277,7 +278,7 @@ class ServerMetrics:
         if not num_drafts:
             return []
         label, text = ("position", tuple(map(str, range(num_drafts)))), "Accepted tokens per draft position."
-        by_place = self._family(Counter, "spec_decode_num_accepted_tokens_per_pos", text, label)
+        by_place = self._by_label(Counter, "spec_decode_num_accepted_tokens_per_pos", text, label)
         return [
             self._counter("spec_decode_num_drafts", "Number of spec decoding drafts."),
             self._counter("spec_decode_num_draft_tokens", "Number of draft tokens."),
@@ -320,20 +321,20 @@ class ServerMetrics:
         for gap, count in gaps.items():
             self._times["inter_token_latency_seconds"].observe_several(gap, count)
         num = sum(counts.values())
-        self._count("generation_tokens", num)
+        self._add("generation_tokens", num)
         self._step_tokens += num
 
     def _prompt_done(self, num_tokens: int, num_cached: int, num_loaded: int) -> None:
         self._step_tokens += num_tokens
-        self._count("prompt_tokens", num_tokens)
-        self._count("prompt_tokens_cached", num_cached)
+        self._add("prompt_tokens", num_tokens)
+        self._add("prompt_tokens_cached", num_cached)
         sources = (num_tokens - num_cached, num_cached - num_loaded, num_loaded)
         for source, num in zip(SOURCES, sources, strict=True):
-            self._count("prompt_tokens_by_source", num, source)
-        self._count("prompt_tokens_cached_by_source", num_cached - num_loaded, "device")
-        self._count("prompt_tokens_cached_by_source", num_loaded, self._loaded_from)
+            self._add("prompt_tokens_by_source", num, source)
+        self._add("prompt_tokens_cached_by_source", num_cached - num_loaded, "device")
+        self._add("prompt_tokens_cached_by_source", num_loaded, self._loaded_from)
 
-    def _count(self, name: str, num: float = 1, label: str = "") -> None:
+    def _add(self, name: str, num: float = 1, label: str = "") -> None:
         self._counts_of[name][label].inc(num)
 
     def step(self, scheduler: Scheduler) -> None:
@@ -370,7 +371,7 @@ class ServerMetrics:
         num_tokens = request.seq.num_output_tokens
         if job.simulated is not None and job.simulated.is_pooled and reason == "stop":
             self._prompt_done(len(job.prompt), request.num_cached_tokens, request.seq.num_loaded_tokens)
-        self._count("request_success", 1, reason)
+        self._add("request_success", 1, reason)
         scheduled = times.scheduled or now
         # A request's delay counts as prefill time, as it appears to a client.
         first = times.first_token or scheduled
@@ -396,12 +397,12 @@ class ServerMetrics:
     def page(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         running, waiting, deferred, usage = self._now
-        reasons = self._gauges["num_requests_waiting_by_reason"]
-        self._gauges["num_requests_running"][""].set(running)
-        self._gauges["num_requests_waiting"][""].set(waiting)
+        reasons = self._levels["num_requests_waiting_by_reason"]
+        self._levels["num_requests_running"][""].set(running)
+        self._levels["num_requests_waiting"][""].set(waiting)
         reasons["deferred"].set(deferred)
         reasons["capacity"].set(waiting - deferred)
-        self._gauges["kv_cache_usage_perc"][""].set(usage)
+        self._levels["kv_cache_usage_perc"][""].set(usage)
         return generate_latest(self.registry)
 
 
@@ -430,7 +431,7 @@ class OffloadMetrics:
         refused = "Number of KV offload store allocation attempts that failed."
         self._refused = page._counter("kv_offload_allocation_failure", refused)
         self._usage, self._write, self._read = (
-            page._family(Gauge, f"kv_offload_cpu_cache_{name}usage_perc", f"CPU cache {text}usage, 0 to 1.")[""]
+            page._by_label(Gauge, f"kv_offload_cpu_cache_{name}usage_perc", f"CPU cache {text}usage, 0 to 1.")[""]
             for name, text in (("", ""), ("write_", "write "), ("read_", "read "))
         )
         self._disk = getattr(tiers.host, "disk", None)

@@ -206,9 +206,9 @@ class Transfer(Handover):
             raise InvalidInputError("kv_transfer_params", why, "start it with --link, e.g. 50GB/s")
         if type(params["remote_port"]) is not int or not 0 < params["remote_port"] <= MOST_PORT:
             raise InvalidInputError("kv_transfer_params", "remote_port is not a port", "send the prefill server's")
-        kept, size = params.get("remote_num_tokens"), self.remote.groups[0].block_size
-        if type(kept) is int and kept > 0 and -(-num_tokens // size) > -(-kept // size):
-            why = f"are of a prompt of {kept:,} tokens, and this one has {num_tokens:,}"
+        length, size = params.get("remote_num_tokens"), self.remote.groups[0].block_size
+        if type(length) is int and length > 0 and -(-num_tokens // size) > -(-length // size):
+            why = f"are of a prompt of {length:,} tokens, and this one has {num_tokens:,}"
             raise InvalidInputError("kv_transfer_params", why, "send the prompt of the prefill server's request")
 
     def expect(self, seq: Sequence, params: Mapping[str, Any]) -> None:

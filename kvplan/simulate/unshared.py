@@ -1,9 +1,10 @@
 """Event-driven simulation of a server whose requests share no prefix, with the same steps as the engine's scheduler.
 
 If no two prompts share a prefix, block identities do not matter: only how many blocks are free and in which order they
-are evicted. Then a decode-only step is three numbers, and only sequences that allocate a block, end, begin or are
-preempted need work. Rules, order and floating-point operations are those of kvplan.simulate.loop over
-engine.scheduler; tests check that every figure of a run is the same to the last bit.
+are evicted. Then a decode-only step is three numbers, and only sequences that end, begin or are preempted need work:
+how many allocate a block is counted by the step's number modulo the block size. Rules, order and floating-point
+operations are those of kvplan.simulate.loop over engine.scheduler; tests check that every figure of a run is the same
+to the last bit.
 
 Only for the cases of `is_unshared`: one group of full-attention layers, first come first served, no tiers.
 """
@@ -42,7 +43,7 @@ class Live:
     length    total tokens at which it ends
     known     tokens to prefill: its prompt, and after a preemption also its output so far
     computed  computed tokens during prefill; during decode they are `offset` + the number of the last scheduled step
-    blocks    allocated blocks; while it decodes they are as many as its computed tokens fill (`_blocks`)
+    blocks    allocated blocks; not kept while it decodes: they are as many as its computed tokens fill
     order     order of admission
     begun     step that computed the last of its known tokens, or None
     stalled   last step that it skipped for lack of a block, or None
@@ -299,7 +300,7 @@ class Unshared:
         """Schedule a step; run the oldest one if the batch queue is full."""
         before = self._pending
         if before is PLAIN:
-            before = ScheduledStep(self._decode_seconds(), self._decoding)
+            before = self._plain_step()
         self._number += 1
         step = self._schedule()
         if not self._is_late:
@@ -314,6 +315,9 @@ class Unshared:
     def _decode_seconds(self) -> float:
         """Return the time of a step in which all decoding requests compute the last of their tokens."""
         return line_seconds(self._line(PLAIN, self._decoding, self._read), self._read)
+
+    def _plain_step(self) -> ScheduledStep:
+        return ScheduledStep(self._decode_seconds(), self._decoding)
 
     def _schedule(self) -> ScheduledStep:
         number, size, pool, reading = self._number, self._size, self._pool, self._reading
@@ -621,7 +625,7 @@ class Unshared:
             seconds_sum, (running_sum, waiting_sum, used_sum, stored_sum, _) = bucket.seconds, bucket.sums
             limit, noted, tokens = min(bound, edge), number, 0
             while clock < limit:
-                step = self._pending if is_late else PLAIN  # the next to run
+                step = self._pending or PLAIN  # the next to run
                 is_plain, begun = step is PLAIN, number
                 base, slope, until, least = self._line(step, count, read if is_late else read + count)
                 last = self._agenda[0] if is_plain else number + 1
@@ -690,7 +694,7 @@ class Unshared:
             self._give_first_tokens(step)
         lasts = self._take_lasts()
         if lasts:
-            ahead = ScheduledStep(self._decode_seconds(), self._decoding)
+            ahead = self._plain_step()
             self._finish(lasts, ahead)
             if self._is_late:
                 self._pending = ahead

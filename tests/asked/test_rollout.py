@@ -112,8 +112,8 @@ def test_unsloth_is_offered_without_the_4_bits_that_the_server_no_longer_has(run
     document = kvplan.estimate(command=text, gpu="h100-80g", max_model_len=2048).to_dict()
     assert not document["fits"]
     assert document["fixes"][0]["flag"] == "without --quantization"
-    told = run("estimate", "--from-command", text, "--gpu", "h100-80g", "--ctx", "2k")
-    assert "--quantization is load_in_4bit" in told.err
+    ran = run("estimate", "--from-command", text, "--gpu", "h100-80g", "--ctx", "2k")
+    assert "--quantization is load_in_4bit" in ran.err
     assert kvplan.estimate(
         command=text.replace(")", ", load_in_4bit=False)"), gpu="h100-80g", max_model_len=2048
     ).plan.fits  # fmt: skip

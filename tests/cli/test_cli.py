@@ -680,6 +680,24 @@ def test_the_answer_of_what_fits_is_its_first_line(run: Run) -> None:
     assert run(*command.split()).code == 0
 
 
+def test_models_fit_on_a_gpu_of_any_size(run: Run) -> None:
+    ran = run("models", "--gpu", "a100", "--gpu-memory", "40GiB", "--family", "gpt-oss")
+    assert ran.out.startswith("1 of 2 models fit")
+    (command,) = re.findall(r"kvplan (estimate .*)", ran.out)
+    assert "--gpu a100 --gpu-memory 40GiB" in command
+    assert run(*command.split(), "--exit-code").code == 0
+    assert run("models", "--gpu-memory", "40GiB", "--family", "gpt-oss").out.startswith("1 of 2 models fit")
+    assert "taken as a100-80g" in run("models", "--gpu", "a100", "--family", "gpt-oss").err
+
+
+def test_an_error_in_a_file_names_the_file(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve Qwen/Qwen3-8B --tensor-paralel-size 2\n")
+    ran = run("estimate", str(script), "--gpu", "l40s")
+    assert (ran.code, "--from-command" in ran.err) == (2, False)
+    assert f"{script} --tensor-paralel-size is not a flag of vLLM" in " ".join(ran.errors)
+
+
 @pytest.mark.parametrize(
     ("line", "remedy"),
     [

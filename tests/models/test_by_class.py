@@ -110,7 +110,6 @@ def test_types_without_a_reader_have_the_servers_weights_and_blocks(
         ("lfm3", "--reader server cannot size"),
         ("youtu", "kv_lora_rank: servers keep latents"),
         ("bart", "is_encoder_decoder"),
-        ("jetmoe", "does not run with this config"),
     ],
 )
 def test_a_class_that_keeps_anything_else_is_refused_by_name(model_type: str, problem: str) -> None:

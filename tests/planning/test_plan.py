@@ -368,6 +368,7 @@ def test_a_pool_beyond_the_gpu_does_not_start_and_is_warned_of_where_it_only_may
     assert never.refusal is not None
     assert never.refusal.by == "stated_pool"
     (room,) = never.refusal.values
+    assert isinstance(room, int)
     perhaps = of("llama-3.1-8b", max_model_len=8192, kv_cache_memory_bytes=int(room) + 100 * 2**20)
     assert perhaps.fits  # the estimates beside it are 1 GiB at their lowest, 1.5 GiB likely
     assert any("more than the GPU's" in note for note in perhaps.notes)

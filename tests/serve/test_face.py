@@ -207,10 +207,16 @@ def test_sampling_parameters_are_refused_in_the_servers_words(
 def test_errors_of_types_name_its_own_fields(server: Serving) -> None:
     status, message = native_error(server, "/generate", {"text": "a", "sampling_params": {"max_new_tokens": "x"}})
     assert (status, message.partition(" ")[0]) == (400, "max_new_tokens")
+    status, data = server.ask("POST", "/v1/completions", {"prompt": "a", "regex": "(?=a)b"})
+    assert (status, json.loads(data)["message"].partition(":")[0]) == (400, "regex")
+    bad = {"text": "a", "sampling_params": {"regex": "("}}
+    assert native_error(server, "/generate", bad)[1].startswith("Failed to compile regex grammar: ")
 
 
 @pytest.mark.parametrize(("text", "rid", "ids", "message"), FACTS["rids"], ids=str)
-def test_the_ids_of_a_batch_are_the_servers(server: Serving, text: Any, rid: Any, ids: Any, message: str | None) -> None:
+def test_the_ids_of_a_batch_are_the_servers(
+    server: Serving, text: Any, rid: Any, ids: Any, message: str | None
+) -> None:
     body = {"text": text, "rid": rid, "sampling_params": {"max_new_tokens": 2}}
     if message is not None:
         assert native_error(server, "/generate", body) == (400, message)
@@ -263,7 +269,7 @@ def test_every_sampling_parameter_is_taken(server: Serving, name: str) -> None:
         ({"input_ids": [1], "sampling_params": {"temperature": -1}}, "temperature"),
         ({"input_ids": [1], "sampling_params": {"max_new_tokens": 9000}}, "maximum context length"),
         ({"input_ids": list(range(8192))}, "longer than the model's context length"),
-        ({"input_ids": [1], "sampling_params": {"ebnf": "root ::= x"}}, "structured_outputs"),
+        ({"input_ids": [1], "sampling_params": {"ebnf": "root ::= x"}}, "ebnf"),
         ({"input_ids": [1], "top_logprobs_num": "x", "return_logprob": True}, "top_logprobs_num"),
         ({"input_ids": [10**9]}, "token"),
     ],

@@ -191,11 +191,11 @@ def test_a_schema_that_cannot_be_read_is_refused_as_by_vllm(schema: Any) -> None
     """Which llguidance, vLLM 0.33's library for what xgrammar does not take, refuses too, after "Grammar error: "."""
     library = pytest.importorskip("llguidance")
     assert library.LLMatcher.validate_grammar(library.LLMatcher.grammar_from_json_schema(schema))
-    with pytest.raises(ApiError, match="^Grammar error: "):
+    with pytest.raises(ApiError, match=r"^Grammar error: "):
         text_of(Constraint("json", json.dumps(schema)), "response_format")
-    with pytest.raises(ApiError, match="^Invalid JSON grammar specification.$"):
+    with pytest.raises(ApiError, match=r"^Invalid JSON grammar specification[.]$"):
         text_of(Constraint("json", "{"), "structured_outputs")
-    with pytest.raises(ApiError, match="^Grammar error: "):
+    with pytest.raises(ApiError, match=r"^Grammar error: "):
         text_of(Constraint("regex", "("), "structured_outputs")
     with pytest.raises(ApiError, match="no value is known for the expression"):
         text_of(Constraint("regex", "(?=a)b"), "structured_outputs")

@@ -222,7 +222,7 @@ def test_pasted_commands_with_their_models_own_head(run: Run, command: str) -> N
     assert "1.8 tokens a step of a sequence, as stated" in answer["verdict"]
     assert "1 draft token (mtp) in a pass of the drafter" in answer["inputs"]["step_time"]
     plain = run(*words[:2], command.partition(" --spec")[0], *words[3:]).json
-    drafted, alone = (said["variants"][0]["times"]["tpot"]["p50"] for said in (answer, plain))
+    drafted, alone = (ran["variants"][0]["times"]["tpot"]["p50"] for ran in (answer, plain))
     assert alone / 1.8 < drafted < alone  # drafting takes time, and is worth it
 
 

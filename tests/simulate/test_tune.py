@@ -157,13 +157,22 @@ def test_every_format_says_it(run: Run, tmp_path: Path) -> None:
     assert rows[0].startswith("servers,tensor_parallel_size,requests_per_s,")
 
 
+def test_ranks_that_share_nothing_serve_as_many_servers_do(run: Run) -> None:
+    """A dense model's two data-parallel ranks are two servers of one GPU each, by any flags."""
+    sizes = ("--max-num-seqs", "48", "--max-num-batched-tokens", "4096", "--num-gpus", "2")
+    fixed = (*SLO, *FIXED, *sizes, *JSON)
+    alone, ranks = (run("tune", *MODEL, *LOAD, *fixed, *words).json["settings"][0] for words in ((), ("--dp", "2")))
+    assert (alone["servers"], ranks["servers"]) == (2, 1)
+    assert ranks["requests_per_s"] == alone["requests_per_s"]
+    assert "--data-parallel-size 2" in ranks["command"]
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
         (("--engine", "sglang@0.4", *SLO), "SGLang's scheduler is that of 0.5.23"),
-        (("--engine", "sglang", "--tp", "2", "--dp", "2", "--enable-dp-attention", *SLO), "--dp"),
         (("--engine", "sglang", "--shared-prefix", "100", "--tier", "cpu=4GiB@9GB/s", *SLO), "--tier"),
-        (("--dp", "2", *SLO), "--dp"),
+        (("--dp", "2", "--num-gpus", "3", *SLO), "is not a multiple of the 2 GPUs of a server"),
         (("--pp", "2", *SLO), "--pp"),
         ((), "--slo"),
         ((*SLO, "--rate", "1:5s,2:5s"), "--rate"),

@@ -2,10 +2,11 @@
 
 A row with `results` has, for one GPU and for two, bytes of parameters per rank, groups of layers of the KV cache (kind,
 layers, bytes of a page), and blocks, tokens and concurrency for two sizes of it; or the server's `failed`. Its kind
-says whose the config is: "published" (of the catalog's entry), "defaults" (transformers' class's) or "pieces" (from the
-keys that vLLM's class reads, where the checkpoint's own code has the config class). `why` says why there are none,
-`flags` what the server was started with (it builds the class with no other), `tables` a result's bytes of positions
-that the class makes, which the server counts as buffers and not as parameters.
+says whose the config is: "published" (of the catalog's entry, or of the checkpoint that `source` names), "defaults"
+(transformers' class's) or "pieces" (from the keys that vLLM's class reads, where the checkpoint's own code has the
+config class). `why` says why there are none, `flags` what the server was started with (it builds the class with no
+other), `tables` a result's bytes of positions that the class makes, which the server counts as buffers and not as
+parameters. Tables of n-grams that lie in host memory are left out.
 """
 
 import json

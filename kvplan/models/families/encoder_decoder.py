@@ -133,4 +133,7 @@ def read_nemotron_parse(outer: Config, model_type: str) -> SpecDraft:
     )  # fmt: skip
 
 
-READERS: dict[str, Callable[[Config, str], SpecDraft]] = {"whisper": read_whisper, "nemotron_parse": read_nemotron_parse}
+READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
+    "whisper": read_whisper,
+    "nemotron_parse": read_nemotron_parse,
+}

@@ -84,4 +84,4 @@ def tower(outer: Config) -> list[Weight]:
     ]
 
 
-READERS: dict[str, Callable[[Config, str], SpecDraft]] = {"ernie4_5_moe_vl": read, "ernie4_5_vl_moe": read}
+READERS: dict[str, Callable[[Config, str], SpecDraft]] = {"ernie4_5_moe_vl": read}

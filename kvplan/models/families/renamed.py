@@ -15,6 +15,8 @@ from kvplan.models.families.dense import FOUR_NORMS, LLAMA, Traits
 from kvplan.models.families.moe import NO_BIAS, Moe
 from kvplan.models.spec import Part, SlidingWindow, Weight
 
+MOST_BASE = 1e15  # of rotary positions that are not damaged
+
 
 def reworded(config: Config, **values: object) -> Config:
     """The config with these values; None leaves a key as it is."""
@@ -200,7 +202,7 @@ def read_interns1_pro(config: Config, model_type: str) -> SpecDraft:
     heads, scaling = dense.heads_of(config), config.sub("rope_scaling")
     waves = scaling.maybe_count("num_inv_freq")
     if waves is None:  # those that turn once or more within the context (vLLM 0.33 rotary_embedding/fope.py)
-        base, half = config.number("rope_theta", 10000.0), heads.head_dim // 2
+        base, half = config.ratio("rope_theta", 10000.0, MOST_BASE), heads.head_dim // 2
         least = 2 * pi / config.count("max_position_embeddings")
         waves = sum(1 for i in range(half) if base ** (-i / half) > least)
     part = heads.kv(waves**2)

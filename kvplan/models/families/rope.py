@@ -84,7 +84,7 @@ DEFAULTS_OF: Final[Mapping[int, tuple[str, ...]]] = {
     4096: ("phi3", "starcoder2", "stablelm", "olmoe", "deepseek_v3", "nemotron_h",
            "deepseek_v32", "kimi_k2", "arcee", "nemotron", "zamba2"),
     8192: ("gemma", "gemma2", "cohere", "cohere2", "falcon_h1", "modernbert", "jais2", "granite_swa", "cohere2_moe",
-           "beam"),
+           "beam", "dory"),
     16_384: ("afmoe",),
     32_768: ("internlm3", "mimo", "smollm3", "qwen2", "qwen2_5_vl", "qwen2_5_omni_text", "qwen2_vl", "qwen3",
              "glm4v_text", "qwen2_moe", "qwen3_moe", "qwen3_omni_moe_text", "qwen3_next", "qwen3_5_text",
@@ -98,7 +98,7 @@ DEFAULTS_OF: Final[Mapping[int, tuple[str, ...]]] = {
               "cosmos3_edge_text", "muse_glimmer_text", "diffusion_gemma_text"),
     196_608: ("minimax_m2",),
     202_752: ("glm_moe_dsa", "glm4_moe_lite"),
-    262_144: ("ministral3", "jamba", "flint", "bailing_hybrid"),
+    262_144: ("ministral3", "jamba", "flint", "bailing_hybrid", "hy_v4"),
     524_288: ("seed_oss", "minimax_m3_vl"),
     1_048_576: ("mistral4", "deepseek_v4", "deepseek_v41_text", "deepseek_v41", "glm5_next_text", "glm5_next"),
 }  # fmt: skip

@@ -17,17 +17,18 @@ IMAGES, IMAGES_AND_VIDEOS, AUDIO = ("image",), ("image", "video"), ("audio",)
 # The types that a module reads, by their modalities; "type:function" where the function has another name.
 MODULES: dict[tuple[str, tuple[str, ...]], str] = {
     ("moondream", IMAGES): "moondream3:tower",
-    ("ernie_vl", IMAGES_AND_VIDEOS): "ernie4_5_moe_vl:tower ernie4_5_vl_moe:tower",
+    ("ernie_vl", IMAGES_AND_VIDEOS): "ernie4_5_moe_vl:tower",
     ("towers_asr", AUDIO): "fireredasr2:firered funasr",
     ("towers_audio", AUDIO): "qwen2_audio voxtral",
     ("towers_audio", IMAGES_AND_VIDEOS): "qwen2_5_omni qwen3_omni_moe",
-    ("towers_deepseek", IMAGES): "deepseek_v4 deepseek_v41 deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
+    ("towers_deepseek", IMAGES):
+        "deepseek_v4 deepseek_v41 deepseek_vl_v2:deepseek_vl2 openvla unlimited-ocr:deepseek_vl2",
     ("towers_gemma", IMAGES): "gemma3n gemma4_unified",
     ("towers_gemma", IMAGES_AND_VIDEOS): "gemma4",
     ("towers_kanana", IMAGES): "kanana-1.5-v:kanana",
     ("towers_llava", IMAGES):
-        "blip-2:blip_2 chatglm:glm4v_9b granite4_vision h2ovl_chat:internvl interns1:internvl internvl_chat:internvl llava_next "
-        "NVLM_D:internvl phi3_v qianfan_ocr:internvl skywork_chat:internvl",
+        "blip-2:blip_2 chatglm:glm4v_9b granite4_vision h2ovl_chat:internvl interns1:internvl internvl_chat:internvl "
+        "llava_next NVLM_D:internvl phi3_v qianfan_ocr:internvl skywork_chat:internvl",
     ("towers_llava", ("video",)): "llava_next_video",
     ("towers_llava", IMAGES_AND_VIDEOS): "glm4v glm4v_moe:glm4v glm5_next:glm_ocr glm_ocr internvl llava_onevision",
     ("towers_molmo", IMAGES): "molmo",
@@ -63,8 +64,7 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
     ("towers_vision", IMAGES_AND_VIDEOS):
         "alpamayo2_super:qwen3_vl cohere_compass:qwen3_vl cosmos3_omni:qwen3_vl intern_s2_preview:qwen3_5 "
         "interns1_pro:qwen3_5 interns2_mobius:qwen3_5 interns2_preview:qwen3_5 minimax_m3 minimax_m3_vl:minimax_m3 "
-        "opencua:qwen2_5_vl qwen2_5_vl qwen2_vl "
-        "qwen3_5 qwen3_5_moe:qwen3_5 qwen3_vl qwen3_vl_moe:qwen3_vl qwen4_exp:qwen3_5",
+        "opencua:qwen2_5_vl qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe:qwen3_5 qwen3_vl qwen3_vl_moe:qwen3_vl qwen4_exp:qwen3_5",
 }  # fmt: skip
 # model_type -> module and function that reads its towers, imported on first use, and their modalities.
 TOWERS: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -118,7 +118,7 @@ def parse(words: list[str]) -> ServeCommand:
     name_model(command, file, repository)
     _take_draft(command, files)
     if repository is not None and file is None and "speculative_method" in command.args:
-        command.notes.append(Note("where the repository has a file mtp-*.gguf, llama-server loads it instead: not sized"))
+        command.notes.append(Note("where the repository has an mtp-*.gguf, llama-server loads it instead: not sized"))
     return command
 
 

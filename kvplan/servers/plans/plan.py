@@ -52,13 +52,13 @@ class Refusal:
     by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported", "phase"]
     text: str
     argument: str
-    values: tuple[float | int | str | None, ...]
+    values: tuple[float | int | str | None, ...]  # None: without the argument
     deficit: int
 
     @property
     def numbers(self) -> tuple[float | int, ...]:
         """Its values that are numbers."""
-        return tuple(value for value in self.values if not isinstance(value, str))
+        return tuple(value for value in self.values if isinstance(value, (float, int)))
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -66,9 +66,8 @@ class Refusal:
         negation.
         """
         name = self.argument.replace("_", "-")
-        texts = {True: f"--{name}", False: f"--no-{name}", None: f"without --{name}"}
-        plain = (bool, type(None))
-        return tuple(texts[value] if isinstance(value, plain) else f"--{name} {value}" for value in self.values)
+        switches = {"True": f"--{name}", "False": f"--no-{name}", "None": f"without --{name}"}
+        return tuple(switches.get(str(value), f"--{name} {value}") for value in self.values)
 
     @property
     def flag(self) -> str:

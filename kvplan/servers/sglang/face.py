@@ -104,9 +104,9 @@ def sampling_problem(params: Mapping[str, Any]) -> str | None:
     for name, holds, words in BOUNDS:
         if name in numbers and not holds(numbers[name]):
             return f"{name} {words.format(numbers[name])}"
-    least, most = numbers.get("min_new_tokens", 0), numbers.get("max_new_tokens", MOST_NEW)
-    if least > most and params.get("max_new_tokens", MOST_NEW) is not None:
-        return f"min_new_tokens must be in [0, max_new_tokens({most})], got {least}."
+    least, limit = numbers.get("min_new_tokens", 0), numbers.get("max_new_tokens", MOST_NEW)
+    if least > limit and params.get("max_new_tokens", MOST_NEW) is not None:
+        return f"min_new_tokens must be in [0, max_new_tokens({limit})], got {least}."
     if sum(params.get(name) is not None for name in CONSTRAINTS) > 1:
         return "Only one of json_schema, regex, ebnf, or structural_tag can be set."
     return None

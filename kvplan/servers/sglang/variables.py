@@ -30,7 +30,7 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         (0, 5), None, lambda spec, args: spec.multimodal and args.enable_multimodal is not False, usual=("100",),
     ),
     "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": Variable(
-        "sglang", "", "count", "the tokens that DeepEP's buffers hold",
+        "sglang", "", "text", "the tokens that DeepEP's buffers hold",
         "sglang 0.5.23 layers/moe/token_dispatcher/deepep.py", (0, 5), None,
         lambda spec, args: args.all2all_backend == "deepep", usual=("128",),
     ),

@@ -81,8 +81,13 @@ def width_of(request: Request, stage: int) -> int:
         return staged * 2 + 4 * sum(int(text.get(key) or 0) for key in ("index_topk", "candidate_topk_blocks"))
     heads = (int(text.get("ngram_size", 3)) - 1) * int(text.get("heads_per_ngram", 8))
     layout, layers = own_layout(request, stage), request.spec.layer_weights
-    own = [weight for index in layers_on(request.spec, layout) for weight in layers[index]] if layout is not None else []
-    kinds = [scheme_for(request.spec, one, None, None) for one in own if one.serves == ("tables",)]
+    indexes = () if layout is None else layers_on(request.spec, layout)
+    kinds = [
+        scheme_for(request.spec, weight, index, None)
+        for index in indexes
+        for weight in layers[index]
+        if weight.serves == ("tables",)
+    ]  # fmt: skip
     if not tables_on_host(request.spec, request.args):
         return 0
     dim = int(text.get("ple_embed_dim") or request.spec.hidden_size)  # rows in 8 bits are fetched so, others in 16

@@ -1,7 +1,7 @@
 """A model's own layers for multi-token prediction, against the answers of llama.cpp's own code.
 
-Source of the rows: llama.cpp at commit 0c1e57098 with CUDA devices played to it, which loads a model with its layers for
-multi-token prediction and creates the drafts' context beside its own, as llama-server does; `--fit` measures both.
+Source of the rows: llama.cpp at commit 0c1e57098 with CUDA devices played to it, which loads a model with its layers
+for multi-token prediction and creates the drafts' context beside its own, as llama-server does; `--fit` measures both.
 """
 
 from dataclasses import replace
