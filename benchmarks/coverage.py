@@ -9,8 +9,9 @@ be any publisher's, a Hub id is its own publisher's. Where the catalog has anoth
 precision, base or instruct), that one is named, and the model counts as not covered.
 
 --registry prints a line for every architecture of vLLM 0.33's and SGLang 0.5.23's registries: `compared` (kvplan gives
-what vLLM's own code gives for a config, on one GPU and on two: weights per rank, blocks, tokens, concurrency) with
-whose config it was, `refused` and why, or `not compared` and why. The rows are tests/facts/architectures.jsonl.
+what the server's own code gives for a config, on one GPU and on two: vLLM weights per rank, blocks, tokens and
+concurrency, SGLang settings, pools and requests) with whose config it was, `refused` and why, or `not compared` and
+why. The rows are tests/facts/architectures.jsonl and architectures_sglang.jsonl.
 """
 
 import json
@@ -129,6 +130,18 @@ def verdict(row: dict[str, Any]) -> tuple[str, str, str]:
     return name, row["config_kind"], why.replace("config.json: ", "")
 
 
+def of_sglang() -> Iterator[tuple[str, tuple[str, str, str]]]:
+    """(class, (state, whose config, why)) of each of SGLang's with a row of its own answers."""
+    from tests.support import architectures_sglang as own
+
+    for row in own.rows():
+        state, why = own.outcome(row) if "ranks" in row else ("", row.get("why", "not asked"))
+        name = {"equal": "compared", "refused by name": "refused", "different": "different"}.get(state, "not compared")
+        starts = all("failed" not in answer for answer in row.get("ranks", ()))
+        name = "refuses it" if name == "compared" and not starts else name
+        yield row["architecture"], (name, row.get("kind", "-"), why.replace("config.json: ", ""))
+
+
 def registry() -> int:
     """Print the state of every class of both registries, and count them by section and by whose config it was."""
     from tests.support.architectures import rows
@@ -141,10 +154,14 @@ def registry() -> int:
         states[row["architecture"]] = state
         print(f"vllm    {row['section']:12s} {row['architecture']:50s} {state:12s} {kind:10s} {why[:150]}".rstrip())
     names = SGLANG.read_text(encoding="utf-8").splitlines()
+    own = dict(of_sglang())
     for name, _, words in (line.partition(" ") for line in names):
-        own = "compared" if words.startswith("compared") else ""
-        print(f"sglang  {'-':12s} {name:50s} {own or states.get(name, 'not compared'):12s}".rstrip())
-    for section in dict.fromkeys(section for section, _, _ in counts):
+        state, kind, why = own.get(name, ("not compared", "-", ""))
+        if words.startswith("compared") and state != "compared":
+            state, why = "compared", "by another row"
+        counts["sglang", state, kind] += 1
+        print(f"sglang  {'-':12s} {name:50s} {state:12s} {kind:10s} {why[:150]}".rstrip())
+    for section in dict.fromkeys(section for section, _, _ in counts if section != "sglang"):
         parts = {(state, kind): n for (own, state, kind), n in counts.items() if own == section}
         kinds = ", ".join(f"{n} {state}" + (f" ({kind})" if kind != "-" else "") for (state, kind), n in parts.items())
         print(f"vllm {section}: {sum(parts.values())}: {kinds}")
@@ -152,7 +169,8 @@ def registry() -> int:
     equal = {kind: sum(counts[key] for key in both if key[1:] == ("compared", kind)) for kind in KINDS}
     total = sum(counts[key] for key in both)
     print(f"vllm text and multimodal: {sum(equal.values())} of {total} sized and compared: {equal}")
-    print(f"sglang: {sum(1 for line in names if ' compared' in line)} of {len(names)} compared with SGLang's own code")
+    words = Counter(state for section, state, _ in counts.elements() if section == "sglang")
+    print(f"sglang: {words['compared']} of {len(names)} compared with SGLang's own code: {dict(words)}")
     return int(any(state == "different" for _, state, _ in counts))
 
 

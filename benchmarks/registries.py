@@ -34,7 +34,7 @@ ROWS = {
     "sglang": ("sglang_cases.jsonl", "oracle2_sglang.jsonl"),
 }
 OF_SGLANG = re.compile(r"sglang|halves|hicache")  # in the names of the files of tests/facts; other files are of vLLM
-FIGURES = {"results", "resolved", "weights", "params", "param_bytes_per_rank", "slots", "layers"}
+FIGURES = {"results", "resolved", "ranks", "weights", "params", "param_bytes_per_rank", "slots", "layers"}
 FAILED = {"failed", "error", "quant_error", "refused", "different"}  # the last two by kvplan
 ASK = """
 import transformers
@@ -111,6 +111,8 @@ def rows(engine: str, data: Path) -> Iterator[dict[str, Any]]:
 
 def architectures(row: dict[str, Any], data: Path) -> list[str]:
     """The classes that the config of a row's model names; none if neither the row, the catalog nor `data` has it."""
+    if "ranks" in row:  # of a class of SGLang's; none if the server refuses its config
+        return [] if any("failed" in answer for answer in row["ranks"]) else [row["architecture"]]
     if isinstance(row.get("config"), dict) and (stated := row["config"].get("architectures")):
         return list(stated)
     model = row.get("inputs", row).get("model")

@@ -62,9 +62,10 @@ MODULES: dict[tuple[str, tuple[str, ...]], str] = {
         "gemma3 kimi_k3 kimi_vl:kimi_k25 lightonocr:mistral3 llama4 llava llava_llama:llava mistral3 mllama "
         "pixtral",
     ("towers_vision", IMAGES_AND_VIDEOS):
-        "alpamayo2_super:qwen3_vl cohere_compass:qwen3_vl cosmos3_omni:qwen3_vl interns1_pro:qwen3_5 "
-        "interns2_mobius:qwen3_5 interns2_preview:qwen3_5 minimax_m3 minimax_m3_vl:minimax_m3 opencua:qwen2_5_vl "
-        "qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe:qwen3_5 qwen3_vl qwen3_vl_moe:qwen3_vl qwen4_exp:qwen3_5",
+        "alpamayo2_super:qwen3_vl cohere_compass:qwen3_vl cosmos3_omni:qwen3_vl intern_s2_preview:qwen3_5 "
+        "interns1_pro:qwen3_5 interns2_mobius:qwen3_5 interns2_preview:qwen3_5 minimax_m3 minimax_m3_vl:minimax_m3 "
+        "opencua:qwen2_5_vl qwen2_5_vl qwen2_vl qwen3_5 "
+        "qwen3_5_moe:qwen3_5 qwen3_vl qwen3_vl_moe:qwen3_vl qwen4_exp:qwen3_5",
 }  # fmt: skip
 # model_type -> module and function that reads its towers, imported on first use, and their modalities.
 TOWERS: dict[str, tuple[str, str, tuple[str, ...]]] = {

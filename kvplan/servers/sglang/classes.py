@@ -6,13 +6,14 @@ srt/arg_groups/overrides.py and model_overrides, and where a field names another
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from kvplan.core.records import dataclass
 from kvplan.models.hf_config import TIED, text_of
-from kvplan.models.spec import ModelSpec
-from kvplan.servers.plans.plan import Refusal, Request
+from kvplan.models.spec import FullAttention, LatentAttention, ModelSpec, SlidingWindow
+from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.releases import names_in
 from kvplan.servers.words.arguments import EngineArgs
 
@@ -37,8 +38,20 @@ class ModelClass:
     caches_states: bool = False  # the prefix cache keeps its states
     tracked: bool = True  # in extra buffers, too
     images_on_request: bool = False  # it takes images only with --enable-multimodal
+    text_only: bool = False  # it takes none, whatever its config has
     captured_with_images: bool = False  # its prefill is captured nevertheless
     captured_with_kda: bool = False
+    largest_prefill: int = 0  # tokens of its largest prefill graph, if not those of a chunk
+    captured: bool = True  # its prefill, unless one of the above says otherwise
+    page: int = 0  # tokens of a page on 9.x and 10.x unless stated
+    requests: int = 0  # the most that run, unless stated; 0: those that the pool holds
+    window_ratio: float = 0.0  # tokens of its windows' pool to those of the other, unless stated; 0: the usual one
+    runs_as: str = ""  # the registered class that runs it
+    dtype: str = ""  # of its weights, whatever is stated
+    both_ways: bool = False  # prompts are attended in both directions: no chunks, prefix cache or graphs
+    latent: bool = False  # it keeps MLA's latents, where other servers keep heads
+    one_shape: bool = False  # it reads no config whose layers have heads of several shapes
+    layer_names: tuple[str, ...] = ()  # those that layers_block_type may have; empty: any
     reads_method: bool = False  # of the checkpoint's quantization, on 10.x, before kernels of experts are checked
     unchecked: tuple[str, ...] = ()  # weights created without a check of their blocks (skip_block_quant_check)
     own_head: bool = False  # its own draft head is loaded, and counted, if no draft is named
@@ -53,17 +66,22 @@ class ModelType:
     absent: bool = False  # no release has a class for it
     window_pool: bool = False  # of a config without `architectures`
     ignores: tuple[str, ...] = ()  # keys of the config without an effect
+    needs: str = ""  # a key without which its class of config does not start
+    loops: str = ""  # key of the times that its layers run, by which their number is multiplied once more
     # Its language model is built from its own part of a config with towers: whether its head is tied without a key
     # there; None: the outer config decides.
     tied_inside: bool | None = None
     by_interval: bool = False  # full layers are those of full_attention_interval (or 4), whatever layer_types says
     own_rope: bool = False  # SGLang's own config, which does not state the original length of a scaled rope
     rope_per_kind: bool = False  # it lists ropes by kind of layer, where SGLang finds no factor
+    uncounted: str = ""  # kind of states that it keeps beside its pools, in what the fraction leaves
+    tables_on_host: str = ""  # dtype in which its n-gram tables are kept in host memory (--ple-offload-embedding)
     shares_caches: bool = False  # layers without a cache read an earlier layer's
     own_head: bool = True  # False: its own draft head was not compared
     adapters: bool = False  # their slots were compared (tests/facts/adapters_sglang.jsonl)
     no_head: bool = False  # logits come from the embedding
     # What follows goes by the model_type of the whole config.
+    dtype: str = ""  # of weights, if the config states none
     stages: bool = False  # compared (tests/facts/stages_sglang.jsonl): embedding first, final norm and head last
     # What each stage holds; a class with "lm_head" lacks a tied one on its last stage.
     everywhere: Literal["", "lm_head", "embedding", "all"] = ""
@@ -78,6 +96,7 @@ class ModelType:
     tower: Literal["by data", "split"] | None = None  # whether it reads --mm-enable-dp-encoder; None: not read
     tower_size: tuple[int, int] | None = None  # layers, width if vision_config omits them (Transformers 5, srt/configs)
     tower_keys: tuple[str, str] = ("num_hidden_layers", "hidden_size")  # where it has them; `depth` does not count
+    tower_kept: bool = True  # False: its class of config has the tower under another name, and nothing is kept for it
     tower_read: bool = True  # False: its class leaves the tower's config a dict (srt/configs/minimax_vl.py)
     tower_place: Literal["", "first", "on request", "whole"] = ""  # with --enable-multimodal; Transformers' own tower
 
@@ -95,46 +114,65 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
     ), ModelClass(stages=False)),
     **dict.fromkeys(("ChatGLMForConditionalGeneration", "NemotronHModel", "Qwen2_5OmniModel"), ModelClass(absent=True)),
     **dict.fromkeys((
-        "Cohere2VisionForConditionalGeneration", "MiniMaxM3SparseForCausalLM",
-        "MiniMaxM3SparseForConditionalGeneration", "MuseSparkForConditionalGeneration",
+        "Cohere2VisionForConditionalGeneration", "MuseSparkForConditionalGeneration",
         "PaddleOCRVLForConditionalGeneration"
     ), ModelClass(captured_with_images=True)),
+    **dict.fromkeys(("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
+        ModelClass(captured_with_images=True, page=128, blackwell="fa4", chosen_alone=True)),
     **dict.fromkeys(("DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM"),
         ModelClass(reads_method=True, own_head=True)),
+    **dict.fromkeys(("BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration"),
+        ModelClass(caches_states=True, captured_with_kda=True)),
+    "BeamForCausalLM": ModelClass(window_pool=True, page=64),
     "DeepseekV3ForCausalLM": ModelClass(blackwell="trtllm_mla", chosen_alone=True, reads_method=True, own_head=True),
-    **dict.fromkeys(("DeepseekV4ForCausalLM", "Glm4MoeLiteForCausalLM"), ModelClass(own_head=True)),
+    "DeepseekV41ForCausalLM": ModelClass(runs_as="DeepseekV4ForCausalLM", window_pool=True, whole_windows=True,
+        captured=False, requests=256),
+    "DeepseekV4ForCausalLM": ModelClass(window_pool=True, whole_windows=True, captured=False, requests=256,
+        window_ratio=0.1, own_head=True),
+    "Glm4MoeLiteForCausalLM": ModelClass(own_head=True),
     **dict.fromkeys((
-        "Dots3NoteForCausalLM", "HYV4ForCausalLM", "LongcatFlashForCausalLM", "MistralLarge3ForCausalLM",
-        "PixtralForConditionalGeneration"
+        "Dots3NoteForCausalLM", "HYV4ForCausalLM", "LongcatFlashForCausalLM"
     ), ModelClass(blackwell="trtllm_mla", chosen_alone=True, reads_method=True)),
+    **dict.fromkeys(("MistralLarge3ForCausalLM", "PixtralForConditionalGeneration"),
+        ModelClass(dtype="bfloat16", blackwell="trtllm_mla", chosen_alone=True, reads_method=True)),
+    "DiffusionGemmaForBlockDiffusion": ModelClass(window_pool=True, blackwell="triton"),
     "Exaone4ForCausalLM": ModelClass(blackwell_paged=True),
     "FalconH1ForCausalLM": ModelClass(stages=False, blackwell="triton", caches_states=True),
     "Gemma3ForConditionalGeneration": ModelClass(stages=False, images_on_request=True, nested_head=True),
-    **dict.fromkeys(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"),
+    **dict.fromkeys(("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"),
         ModelClass(window_pool=True, backends=("trtllm_mha", "triton", "fa4"), blackwell_paged=True)),
-    "Glm5NextForConditionalGeneration": ModelClass(captured_with_images=True, captured_with_kda=True,
-        reads_method=True),
+    "Gemma4ForCausalLM": ModelClass(window_pool=True, one_shape=True, backends=("trtllm_mha", "triton", "fa4"),
+        blackwell_paged=True),
+    "Glm5NextForConditionalGeneration": ModelClass(caches_states=True, captured_with_images=True,
+        captured_with_kda=True, reads_method=True),
     "GptOssForCausalLM": ModelClass(window_pool=True, backends=("triton", "trtllm_mha", "fa3", "fa4"),
         blackwell_paged=True),
     "GraniteMoeHybridForCausalLM": ModelClass(blackwell="flashinfer", caches_states=True),
     **dict.fromkeys((
-        "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "IQuestQ1ForCausalLM", "MellumForCausalLM",
-        "MuseGlimmerForCausalLM"
+        "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "IQuestQ1ForCausalLM", "MellumForCausalLM"
     ), ModelClass(window_pool=True)),
+    "HrmTextForCausalLM": ModelClass(both_ways=True),
     **dict.fromkeys(("InklingForConditionalGeneration", "Step3VLForConditionalGeneration"),
         ModelClass(images_on_request=True)),
-    "InternS2MobiusForConditionalGeneration": ModelClass(page_by_backend=True, captured_with_images=True),
-    "InternS2PreviewForConditionalGeneration": ModelClass(page_by_backend=True, reads_method=True),
+    "InternS2MobiusForConditionalGeneration": ModelClass(page_by_backend=True, caches_states=True, tracked=False,
+        captured_with_images=True),
+    "InternS2PreviewForConditionalGeneration": ModelClass(page_by_backend=True, caches_states=True,
+        reads_method=True),
     **dict.fromkeys(("JetNemotronForCausalLM", "JetVLMForConditionalGeneration"), ModelClass(blackwell="triton")),
     "KimiK25ForConditionalGeneration": ModelClass(blackwell="trtllm_mla", chosen_alone=True,
         captured_with_images=True, reads_method=True),
-    "MiniCPM3ForCausalLM": ModelClass(unmodeled="the latents of its attention"),  # heads in vLLM
+    "MiniCPM3ForCausalLM": ModelClass(latent=True),
+    **dict.fromkeys(("MiniCPMV4_6ForConditionalGeneration", "MiniCPMV4_7ForConditionalGeneration"),
+        ModelClass(blackwell="triton", caches_states=True)),
     "KimiK3ForConditionalGeneration": ModelClass(blackwell="trtllm_mla", chosen_alone=True, caches_states=True,
         captured_with_images=True),
     **dict.fromkeys((
-        "KimiLinearForCausalLM", "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM",
-        "NemotronH_Omni_Reasoning_V3", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
+        "KimiLinearForCausalLM", "NemotronH_Omni_Reasoning_V3", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
     ), ModelClass(caches_states=True)),
+    **dict.fromkeys(("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM"),
+        ModelClass(caches_states=True, layer_names=("mamba", "attention", "mlp", "moe"))),
+    **dict.fromkeys(("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2"),
+        ModelClass(layer_names=("mamba", "attention", "mlp", "moe"))),
     "LagunaForCausalLM": ModelClass(window_pool=True, whole_windows=True),
     **dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
         ModelClass(stages=False, not_backend="triton", blackwell="flashinfer", caches_states=True, tracked=False)),
@@ -146,18 +184,23 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         ModelClass(window_pool=True, whole_windows=True, blackwell="fa4", chosen_alone=True,
         unchecked=("self_attn.qkv_proj",))),
     "Mistral3ForConditionalGeneration": ModelClass(nested_head=True),
-    "MuseGlimmerForConditionalGeneration": ModelClass(window_pool=True, captured_with_images=True),
+    "MuseGlimmerForCausalLM": ModelClass(window_pool=True, text_only=True, largest_prefill=512),
+    "MuseGlimmerForConditionalGeneration": ModelClass(window_pool=True, captured_with_images=True,
+        largest_prefill=512),
     "Olmo2ForCausalLM": ModelClass(stages=False, not_backend="flashinfer", blackwell_paged=True),
     **dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
         ModelClass(page_by_backend=True, caches_states=True, captured_with_images=True, reads_method=True)),
     **dict.fromkeys(("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration"), ModelClass(reads_method=True)),
     "Qwen3NextForCausalLM": ModelClass(stages=False, page_by_backend=True, caches_states=True, reads_method=True),
-    "Qwen4ExpForConditionalGeneration": ModelClass(captured_with_images=True, reads_method=True),
+    "Qwen4ExpForConditionalGeneration": ModelClass(page_by_backend=True, caches_states=True,
+        captured_with_images=True, reads_method=True),
     **dict.fromkeys(("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"),
         ModelClass(window_pool=True, whole_windows=True, blackwell="fa4", chosen_alone=True)),
 }  # fmt: skip
 TYPES: Final[Mapping[str, ModelType]] = {
+    "beam": ModelType(dtype="bfloat16"),
     "blip-2": ModelType(tower_place="whole"),
+    "chatglm": ModelType(needs="multi_query_attention"),
     **dict.fromkeys(("bloom", "falcon", "jamba", "minimax", "minimax_m1", "minimax_text_01", "mpt"),
         ModelType(absent=True)),
     "cohere": ModelType(dp_attention=False, no_head=True, offload=False),
@@ -165,6 +208,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     **dict.fromkeys(("dbrx", "gpt2"), ModelType(dp_attention=False, offload=False)),
     **dict.fromkeys(("deepseek_v2", "kimi_k2"),
         ModelType(stages=True, dp_attention=True, adapters=True, offload=True, experts_apart=True)),
+    "deepseek_v41": ModelType(tower_kept=False),
     "deepseek_v3": ModelType(stages=True, dp_attention=True, dp_heads=("fp8",), adapters=True, offload=True,
         experts_apart=True),
     "deepseek_v32": ModelType(stages=True, dp_attention=True, adapters=True),
@@ -177,6 +221,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "gemma4": ModelType(stages=True, embedding="whole", dp_attention=False, tower="split", tower_size=(16, 768),
         tower_place="first"),
     "gemma4_text": ModelType(window_pool=True, tied_inside=True, shares_caches=True),
+    "gemma4_unified": ModelType(tower_size=(16, 768)),
     **dict.fromkeys(("glm4", "qwen2"), ModelType(stages=True, dp_attention=False, adapters=True, offload=True)),
     "glm4_moe": ModelType(stages=True, everywhere="lm_head", dp_attention=True, dp_heads=(None, "compressed-tensors"),
         adapters=True, offload=True),
@@ -188,10 +233,12 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "granite": ModelType(dp_attention=False, adapters=True, offload=False),
     **dict.fromkeys(("granitemoehybrid", "mamba"), ModelType(dp_attention=False)),
     "internlm2": ModelType(no_head=True),
+    "interns2_mobius": ModelType(dtype="bfloat16"),
     **dict.fromkeys(("internvl", "llava_next", "llava_onevision"), ModelType(stages=True, tower_place="whole")),
     "kimi_k25": ModelType(stages=True, dp_attention=True, offload=True, tower="by data", tower_size=(27, 1152)),
     "kimi_k3": ModelType(tower_size=(27, 1024), tower_keys=("vt_num_hidden_layers", "vt_hidden_size")),
     "kimi_vl": ModelType(tower="by data"),
+    "iquestloopcoder": ModelType(loops="loop_num"),
     "laguna": ModelType(window_pool=True, stages=True),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ModelType(head="twice")),
     **dict.fromkeys(("llama", "mixtral", "phi3"),
@@ -199,6 +246,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "llama4": ModelType(dp_attention=True, offload=True, tower="split", tower_size=(34, 768), tower_place="on request"),
     "llama4_text": ModelType(window_pool=True, tied_inside=False),
     "llava": ModelType(dp_attention=False, tower_size=(12, 768)),
+    "longcat_flash": ModelType(dtype="bfloat16"),
     "mimo_v2_flash": ModelType(window_pool=True),
     "minimax_m2": ModelType(stages=True, everywhere="embedding", dp_attention=True, adapters=True),
     "minimax_m3_vl": ModelType(own_head=False, tower_read=False),
@@ -208,9 +256,11 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "mistral3": ModelType(stages=True, everywhere="lm_head", offload=True, tower="split", tower_size=(24, 1024)),
     "mllama": ModelType(offload=False, tower="split", tower_size=(32, 1280)),
     "nemotron_h": ModelType(dp_attention=True),
+    **dict.fromkeys(("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2"), ModelType(tower_kept=False)),
     **dict.fromkeys(("olmo2", "starcoder2"), ModelType(dp_attention=False, adapters=True, offload=True)),
     "opt": ModelType(stages=True, everywhere="all", offload=True),
     "phi": ModelType(dp_attention=False, offload=True),
+    "pixtral": ModelType(tower_read=False),
     "qwen2_5_vl": ModelType(ignores=("head_dim",), stages=True, adapters=True, offload=True, tower="by data",
         tower_size=(24, 3584)),
     "qwen2_moe": ModelType(stages=True, everywhere="lm_head"),
@@ -219,9 +269,12 @@ TYPES: Final[Mapping[str, ModelType]] = {
         tower="by data", tower_size=(24, 1152)),
     "qwen3_5_moe": ModelType(stages=True, embedding="whole by rank", dp_attention=True, dp_heads=(None,),
         offload=True, gate_behind=True, tower="by data", tower_size=(24, 1152)),
-    "qwen3_5_moe_text": ModelType(by_interval=True, own_rope=True, stages=True, embedding="whole by rank",
-        dp_attention=True, dp_heads=(None,), gate_behind=True),
-    **dict.fromkeys(("qwen3_5_text", "qwen3_next"), ModelType(by_interval=True, own_rope=True)),
+    "qwen3_5_moe_text": ModelType(by_interval=True, needs="full_attention_interval", own_rope=True, stages=True,
+        embedding="whole by rank", dp_attention=True, dp_heads=(None,), gate_behind=True),
+    "qwen3_5_text": ModelType(by_interval=True, needs="full_attention_interval", own_rope=True),
+    "qwen3_asr": ModelType(needs="thinker_config"),
+    "qwen3_next": ModelType(by_interval=True, needs="full_attention_interval", own_rope=True),
+    "qwen4_exp_text": ModelType(uncounted="short_conv", tables_on_host="bfloat16"),
     "qwen3_moe": ModelType(stages=True, everywhere="lm_head", dp_attention=True, adapters=True, offload=True,
         gate_behind=True),
     "qwen3_omni_moe": ModelType(stages=True, tower="split"),
@@ -232,6 +285,7 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "qwen3_vl_text": ModelType(adapters=True),
     "smollm3": ModelType(stages=True),
 }  # fmt: skip
+BLOCKS: Final = 512, 2048  # of pooled keys that its kernel picks (layers/attention/qsa/config.py)
 NO_CLASS: Final = ModelClass()
 NO_TYPE: Final = ModelType()
 
@@ -262,8 +316,29 @@ def standing(request: Request) -> Refusal | str:
         return ""
     from kvplan.servers.plans import model_classes  # few models need it
 
-    absent = class_of(request.spec).absent or type_of(request.spec).absent
-    return model_classes.standing(request, names, absent=absent)
+    row = class_of(request.spec)
+    absent = row.absent or type_of(request.spec).absent
+    return model_classes.standing(request, names, [row.runs_as] if row.runs_as else (), absent=absent)
+
+
+def unread(spec: ModelSpec) -> Refusal | None:
+    """Return a refusal of a config that SGLang's class of it does not read."""
+    text, row = text_of(spec.config), class_of(spec)
+    for needed, values in ((type_of(spec).needs, text), (outer_of(spec).needs, spec.config)):
+        if needed and not values.get(needed):
+            return unsupported(f"its class of {outer_type(spec)} reads {needed}, which the config lacks")
+    listed = text.get("layers_block_type") if row.layer_names else ()
+    others = sorted({str(name) for name in listed or ()} - {*row.layer_names})
+    if others:
+        return unsupported(f"layers_block_type: it knows {', '.join(row.layer_names)}, not {others[0]}")
+    ratio, budget = text.get("indexer_compress_ratio"), text.get("indexer_budget")
+    if spec.is_pooled and isinstance(ratio, int) and budget and budget not in [ratio * count for count in BLOCKS]:
+        return unsupported(f"indexer_budget must be {BLOCKS[0]} or {BLOCKS[1]} times indexer_compress_ratio, {ratio}")
+    kinds = FullAttention | SlidingWindow
+    shapes = {(c.num_kv_heads, c.head_dim) for caches in spec.layers for c in caches if isinstance(c, kinds)}
+    if row.one_shape and len(shapes) > 1:
+        return unsupported(f"its class of {outer_type(spec)} reads no layers with heads of several shapes")
+    return None
 
 
 def notes(request: Request) -> list[str]:
@@ -277,6 +352,10 @@ def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
         from kvplan.servers.sglang import config_overrides  # only if the config is changed
 
         spec = config_overrides.applied(spec, args.hf_overrides)
+    if class_of(spec).latent:
+        text = text_of(spec.config)
+        latents = LatentAttention(int(text["kv_lora_rank"]), int(text["qk_rope_head_dim"]), False)
+        spec = replace(spec, layers=((latents,),) * spec.num_layers)
     changes = by_class(spec)
     if changes:
         from kvplan.servers.plans.overrides import changed

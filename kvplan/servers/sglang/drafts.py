@@ -45,9 +45,10 @@ def speculates(args: EngineArgs) -> bool:
     return args.speculative_method is not None
 
 
-def requests_at_most(args: EngineArgs) -> int | None:
+def requests_at_most(args: EngineArgs, spec: ModelSpec | None = None) -> int | None:
     """max_running_requests before the pool is known; None: unbounded."""
-    most = args.max_num_seqs or (REQUESTS if speculates(args) else None)
+    usual = None if spec is None else class_of(spec).requests or None
+    most = args.max_num_seqs or (REQUESTS if speculates(args) else usual)
     if most is None or not args.enable_dp_attention:
         return most
     return max(1, most // args.data_parallel_size)  # of one rank

@@ -11,7 +11,7 @@ from typing import Any
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.hf_config import language_path, text_of
 from kvplan.models.quant import SIDE_FILE
-from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow
+from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow, SparseIndexer
 from kvplan.servers.plans.plan import Refusal, unsupported
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang.classes import class_of, outer_of, outer_type, type_of
@@ -64,8 +64,6 @@ ENCODER_DECODERS = ("whisper",)  # 17,262 tokens on SGLang 0.5.23; counting ever
 
 def check_class(spec: ModelSpec) -> None:
     """Reject a model whose pool in SGLang is not modeled."""
-    if spec.is_pooled:
-        raise UnsupportedModelError(spec.name, "SGLang's pool of pooled index keys is not modeled", "use vllm")
     if (what := class_of(spec).unmodeled) != "":
         raise UnsupportedModelError(spec.name, f"SGLang's pool of {what} is not modeled", "use vllm")
     if spec.model_type in ENCODER_DECODERS:
@@ -113,11 +111,13 @@ WIDE = (None, "float32", "float")  # float32 checkpoints, served in half precisi
 
 
 def model_dtype(spec: ModelSpec) -> str:
-    """Default dtype of weights: float16 for float32 checkpoints and those that name none, except Gemma."""
-    text = text_of(spec.config)
+    """Default dtype of weights: float16 for float32 checkpoints and those that name none, but for a few classes."""
+    text, usual = text_of(spec.config), outer_of(spec).dtype
     stated = text.get("dtype") or text.get("torch_dtype") or spec.config.get("dtype") or spec.config.get("torch_dtype")
     if isinstance(stated, str):
         stated = stated.removeprefix("torch.")
+    if stated is None and usual:
+        return usual
     if stated not in WIDE or "mxfp4" in spec.scheme_kinds:
         return spec.dtype
     return "bfloat16" if str(text.get("model_type", spec.model_type)).startswith("gemma") else "float16"
@@ -197,7 +197,7 @@ def counted_window(spec: ModelSpec, window: int) -> int:
 
 def takes_images(spec: ModelSpec, stated: bool | None) -> bool:
     """True if the server takes more than text; stated: --enable-multimodal."""
-    if stated is None and class_of(spec).images_on_request:
+    if class_of(spec).text_only or (stated is None and class_of(spec).images_on_request):
         return False
     return (spec.multimodal or bool(language_path(spec.config))) and stated is not False
 
@@ -220,6 +220,8 @@ def tower_shape(spec: ModelSpec, usual: tuple[int, int]) -> tuple[int, int] | No
     tower.
     """
     tower, row = spec.config.get("vision_config"), outer_of(spec)
+    if not row.tower_kept:
+        return None
     if not isinstance(tower, Mapping):
         return usual if outer_type(spec) == "llava" else None
     if not row.tower_read:
@@ -238,7 +240,8 @@ def captures_prefill(spec: ModelSpec, args: EngineArgs) -> bool:
     decodes = args.disaggregation_mode == "decode"
     if args.cuda_graph_backend_prefill is not None:  # whatever the class and the stages are
         return args.cuda_graph_backend_prefill != "disabled" and not decodes
-    if args.enforce_eager or args.disable_prefill_cuda_graph or args.pipeline_parallel_size > 1 or decodes:
+    off = args.enforce_eager or args.disable_prefill_cuda_graph or not class_of(spec).captured
+    if off or args.pipeline_parallel_size > 1 or decodes:
         return False
     kinds = {cache.kind for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)}
     if kinds & KDA and not class_of(spec).captured_with_kda:
@@ -349,6 +352,7 @@ def backend_refusal(spec: ModelSpec, sm: int, args: EngineArgs, release: Version
     return None
 
 
+PAGE_OF_V4 = 256  # model_overrides/deepseek_v4.py; other pages of latents in deepseek_v2.py
 PLAIN_NAMES = {"tokenspeed_mla": "cutedsl_mla"}  # deprecated
 PAGES_64 = ("flashmla", "hpc_ops")
 PAGES_OF: Mapping[str, tuple[int, ...]] = {
@@ -358,10 +362,14 @@ PAGES_OF: Mapping[str, tuple[int, ...]] = {
 
 def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int:
     """Tokens per page: as requested, if the attention backend accepts it; sparse attention uses 64."""
-    if spec.is_sparse_mla:
-        return 64
+    if spec.is_compressed_mla:
+        return PAGE_OF_V4
+    if spec.is_sparse_mla or spec.is_pooled:  # of keys, which pool several tokens
+        pools = (c.pool for caches in spec.layers for c in caches if isinstance(c, SparseIndexer) and not c.plain)
+        return 64 * max(pools, default=1)
+    usual = class_of(spec).page if is_hopper(sm) or is_datacenter_blackwell(sm) else 0
     prefill, decode = (PLAIN_NAMES.get(name or "", name) for name in backends(spec, sm, args, release))
-    size = args.block_size or 1
+    size = args.block_size or usual or 1
     if forced := _forced_page(spec, sm, args, release):
         size = forced
     if decode in PAGES_64 or prefill == "hpc_ops":

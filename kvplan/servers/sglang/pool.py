@@ -13,7 +13,6 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.units import format_gib
 from kvplan.models.spec import (
     ChunkedAttention,
-    CompressedLatent,
     CrossAttention,
     FullAttention,
     KeyIndex,
@@ -21,13 +20,14 @@ from kvplan.models.spec import (
     ModelSpec,
     RecurrentState,
     SlidingWindow,
+    SparseIndexer,
     WindowLatent,
 )
 from kvplan.servers.plans.pool import Capacity, KVGroup, KVSpec, Paging, Pool, attention_spec
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
-from kvplan.servers.sglang.classes import type_of
+from kvplan.servers.sglang.classes import class_of, type_of
 from kvplan.servers.sglang.drafts import NO_DRAFTS, Drafted
 from kvplan.servers.sglang.rules import LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT
 from kvplan.servers.words.arguments import EngineArgs, Settings
@@ -37,6 +37,7 @@ from kvplan.sizing.weights import stage_layers
 MAMBA_RATIO, SWA_RATIO = 0.9, 0.8  # mamba_full_memory_ratio, swa_full_tokens_ratio
 EVICTION_INTERVAL = 128  # tokens that a request may keep beyond its window before they are freed
 FEW_REQUESTS = 32  # up to so many, a server that only decodes holds room for twice as many that are on their way
+SPARE_TAILS = 4  # for each request, windows of cached prefixes in V4.1's pool
 SPARE_TOKENS = 4  # in a request's row of the token table, beyond the context
 STATE_DTYPE, CONVOLUTION_DTYPE = "float32", "bfloat16"  # of states if the config does not say, whatever the model's
 
@@ -47,7 +48,8 @@ class SglangPool(Pool):
 
     A block is a page of the full pool with its part of the window pool.
 
-    full, windows  bytes per token of the full-attention layers, and of the sliding-window layers; by stage
+    full, windows  bytes per token of the full-attention layers, and of the sliding-window layers; by stage. Whole by
+                   the page
     swa_ratio      window pool tokens per full pool token
     window_tokens  tokens of the window pool if the number of requests sizes it; None: the ratio does
     window         tokens that a window keeps, as the scheduler counts them; 0 without a window pool
@@ -55,10 +57,12 @@ class SglangPool(Pool):
     slot           bytes counted per slot on every stage: those of the stage with the most
     slots_each     slots that a running request may take
     drafted        what drafts add, in bytes per token and in copies of states
+    fixed          bytes beside pages and slots; by stage
+    requests       the most that run, if that is known before the pool is
     """
 
-    full: tuple[int, ...] = ()
-    windows: tuple[int, ...] = ()
+    full: tuple[float, ...] = ()
+    windows: tuple[float, ...] = ()
     swa_ratio: float = 1.0
     window_tokens: int | None = None
     window: int = 0
@@ -66,6 +70,8 @@ class SglangPool(Pool):
     slot: int = 0
     slots_each: int = 1
     drafted: Drafted = NO_DRAFTS
+    fixed: tuple[int, ...] = ()
+    requests: int | None = None
 
     def copies(self, slots: int) -> int:
         """Copies of a slot for drafts: one for each token verified at once, for each request and a spare one."""
@@ -119,7 +125,8 @@ class SglangPool(Pool):
     def given_out(self, pages: int, slots: int, stage: int) -> int:
         """Bytes that count against the budget: the pages that requests can have, and every slot."""
         windows = self.tokens_of_windows(pages) * self.windows[stage]
-        return pages * self.block_size * self.full[stage] + windows + self.taken_by_states(slots)
+        tokens = int(pages * self.block_size * self.full[stage] + windows)
+        return tokens + self.fixed[stage] + self.taken_by_states(slots)
 
     def num_bytes(self, pages: int, slots: int, stage: int) -> int:
         """Bytes of the buffers: each pool has one page more than is counted, the slots one more."""
@@ -127,7 +134,11 @@ class SglangPool(Pool):
         full = (pages + 1) * page * self.full[stage]
         windows = (self.tokens_of_windows(pages) + page) * self.windows[stage] if self.windows[stage] else 0
         copies = self.copies(slots)
-        return full + windows + ((slots + 1 + copies) * self.state[stage] if self.state[stage] else 0)
+        return (
+            int(full + windows)
+            + self.fixed[stage]
+            + ((slots + 1 + copies) * self.state[stage] if self.state[stage] else 0)
+        )
 
     def kept_from_requests(self, pages: int, slots: int, stage: int) -> int:
         """Bytes of the buffers that requests cannot use."""
@@ -169,8 +180,7 @@ def state_dtype(spec: ModelSpec, args: EngineArgs) -> str | None:
     return args.mamba_ssm_cache_dtype or next(iter(fixed), STATE_DTYPE)
 
 
-HOPPER = 9  # compute capability 9.x
-NOT_MODELED = (WindowLatent, CompressedLatent)
+E4M3 = ("fp8", "fp8_e4m3")
 
 
 def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
@@ -219,7 +229,7 @@ def has_windows(spec: ModelSpec, args: EngineArgs) -> bool:
     """True if sliding-window layers have a separate pool."""
     kinds = spec.cache_kinds
     return (
-        bool(kinds & {SlidingWindow, ChunkedAttention})
+        bool(kinds & {SlidingWindow, ChunkedAttention, WindowLatent})
         and sglang_models.has_window_pool(spec)
         and not args.disable_hybrid_kv_cache_manager
         and not (args.enable_hierarchical_cache and spec.model_type.startswith("step3p"))  # overrides.py
@@ -227,9 +237,14 @@ def has_windows(spec: ModelSpec, args: EngineArgs) -> bool:
 
 
 def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int) -> int | None:
-    """Tokens of the window pool if --max-running-requests sizes it, which it does without the prefix cache."""
-    requests = drafts.requests_at_most(args)
-    if sglang_models.caches_prefixes(args) or requests is None or not settings.version.has("request_windows"):
+    """Tokens of the window pool if --max-running-requests sizes it, which it does without the prefix cache, and for
+    DeepSeek-V4.1.
+    """
+    requests, prefixes = drafts.requests_at_most(args, spec), sglang_models.caches_prefixes(args)
+    later = spec.is_later_v4 and args.swa_full_tokens_ratio is None
+    if requests is None or not settings.version.has("request_windows"):
+        return None
+    if not later and (prefixes or spec.is_compressed_mla):
         return None
     if not args.enable_chunked_prefill and args.disaggregation_mode != "decode":
         return None  # a whole prompt may lie in the windows' pool
@@ -241,7 +256,8 @@ def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int
     if args.disaggregation_mode == "decode":  # no chunks of prompts, but windows of requests that are on their way
         waiting = 2 * requests if requests <= FEW_REQUESTS else 0
         return cdiv(item * requests + (window + page) * waiting, page) * page
-    return cdiv(item * requests + batches * settings.max_num_batched_tokens + page, page) * page
+    spare = SPARE_TAILS * requests * (window + page) if later and prefixes else 0
+    return cdiv(item * requests + batches * settings.max_num_batched_tokens + page + spare, page) * page
 
 
 def window_of(spec: ModelSpec) -> int:
@@ -250,7 +266,7 @@ def window_of(spec: ModelSpec) -> int:
         cache.chunk if isinstance(cache, ChunkedAttention) else sglang_models.counted_window(spec, cache.window)
         for caches in spec.layers
         for cache in caches
-        if isinstance(cache, SlidingWindow | ChunkedAttention)
+        if isinstance(cache, SlidingWindow | ChunkedAttention | WindowLatent)
     ]
     return max(bounds, default=0)
 
@@ -266,10 +282,17 @@ def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, draft: 
     check_pool(spec, settings.version, windows=windows)
     if windows and settings.kv_dtype == "nvfp4":  # counted as a byte per value, and allocated as half of one
         raise UnsupportedModelError(spec.name, "SGLang's pools for windows in 4 bits are not modeled", "use another")
-    ratio = SWA_RATIO if args.swa_full_tokens_ratio is None else args.swa_full_tokens_ratio
+    ratio = args.swa_full_tokens_ratio or class_of(spec).window_ratio or SWA_RATIO
     capped = window_pool(spec, settings, args, page) if windows else None
     item = sglang_models.slots_per_request(spec, sm, args, settings.version)
-    layout = _pool(spec, how, windows, ratio, capped, item)
+    backend = args.prefill_attention_backend or args.decode_attention_backend
+    if KeyIndex in spec.cache_kinds and sm // 10 == 10 and settings.kv_dtype in E4M3 and backend:
+        raise UnsupportedModelError(f"{spec.name}: {backend}", "its fp8 index keys are not modeled", "state no backend")
+    if spec.is_compressed_mla:
+        from kvplan.servers.sglang import deepseek_v4
+
+        deepseek_v4.check(spec, args)
+    layout = _pool(spec, how, windows, ratio, capped, item, drafts.requests_at_most(args, spec))
     return with_draft(layout, spec, draft, args, ratio) if drafts.speculates(args) else layout
 
 
@@ -297,10 +320,6 @@ def with_draft(
 
 def check_pool(spec: ModelSpec, release: Version, *, windows: bool) -> None:
     sglang_models.check_class(spec)
-    for kind in spec.cache_kinds:
-        if issubclass(kind, NOT_MODELED):
-            what = "windows and compressed entries (DeepSeek-V4)"
-            raise UnsupportedModelError(spec.name, f"SGLang's pools for its {what} are not modeled", "use vllm")
     if spec.has_states and not release.has("state_pools"):
         raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for states are not modeled", "use sglang@0.5")
     if windows and not release.has("window_pools"):
@@ -314,26 +333,42 @@ def paged_cache(spec: ModelSpec, cache: LayerCache, how: Paging, *, windows: boo
     if windows and isinstance(cache, ChunkedAttention):
         cache = SlidingWindow(cache.num_kv_heads, cache.head_dim, cache.head_dim_v, cache.chunk)
     page = how.block_size or 1
+    if isinstance(cache, SparseIndexer) and cache.pool > 1:  # Qwen4's are plain, in bfloat16
+        scaled = cdiv(cache.head_dim + cache.head_dim // 128 * 4, cache.pool)
+        return KVSpec("latent", page, page * (cache.head_dim * 2 // cache.pool if cache.plain else scaled))
     paged = attention_spec(
         cache, page, how.kv_dtype, how.tp, flat=not windows, encoder=0, model_type=spec.model_type
     )  # fmt: skip
-    # MiniMax-M3's index keys are in the model's dtype, but for Hopper's fp8 (mem_cache/memory_pool.py).
-    narrow = isinstance(cache, KeyIndex) and how.sm // 10 == HOPPER and how.kv_dtype in ("fp8", "fp8_e4m3")
+    # MiniMax-M3's index keys are in the model's dtype, but for fp8 on 9.x and 10.x (mem_cache/memory_pool.py).
+    narrow = isinstance(cache, KeyIndex) and how.sm // 10 in (9, 10) and how.kv_dtype in E4M3
     return replace(paged, page=paged.page // 2) if narrow else paged
 
 
 @lru_cache(maxsize=4096)
-def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int | None, slots_each: int) -> SglangPool:
+def _pool(
+    spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int | None, slots_each: int, requests: int | None
+) -> SglangPool:
     page = how.block_size or 1
+    compressed = spec.is_compressed_mla
+    stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True, partition=how.partition)
     full: list[tuple[int, KVSpec]] = []
     narrow: list[tuple[int, KVSpec]] = []
+    fixed = (0,) * how.pp
+    if compressed:
+        from kvplan.servers.sglang import deepseek_v4  # few models need it
+
+        full, narrow, fixed = deepseek_v4.layout(spec, how.sm, how.tp, requests or 0, stages)
     states: list[tuple[int, int]] = []
-    for index, caches in enumerate(allocated(spec)):
+    loops = int(spec.config.get(type_of(spec).loops, 1))
+    for index, caches in () if compressed else enumerate(allocated(spec)):
         for cache in caches:
+            if isinstance(cache, RecurrentState) and cache.kind == type_of(spec).uncounted:
+                continue
             if isinstance(cache, RecurrentState):
                 states.append((index, state_bytes(cache, how.dtype, how.tp, ssm_dtype=how.ssm_dtype)))
                 continue
             paged = paged_cache(spec, cache, how, windows=windows)
+            paged = replace(paged, page=paged.page * loops)
             (narrow if paged.kind == "sliding" else full).append((index, paged))
     if not full:
         raise UnsupportedModelError(spec.name, "no layer keeps all tokens", "SGLang's pool for it is not modeled")
@@ -343,9 +378,8 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
             "SGLang's one pool for layers of several shapes is not modeled",
             "remove it",
         )
-    stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True, partition=how.partition)
     by_stage = [
-        tuple(sum(item.page for i, item in layers if i in stage) // page for stage in stages)
+        tuple(per_token(sum(item.page for i, item in layers if i in stage), page) for stage in stages)
         for layers in (full, narrow)
     ]
     for stage, (whole, window) in enumerate(zip(*by_stage, strict=True)):
@@ -368,8 +402,13 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
         groups, stage_bytes, how, full=by_stage[0], windows=by_stage[1], swa_ratio=ratio, window_tokens=capped,
         window=window_of(spec) if narrow else 0,
         state=tuple(sum(size for i, size in states if i in stage) for stage in stages), slot=slot,
-        slots_each=slots_each,
+        slots_each=slots_each, requests=requests, fixed=fixed,
     )  # fmt: skip
+
+
+def per_token(page_bytes: int, page: int) -> float:
+    """Bytes per token of a page's, which need not be whole: exact, as a page has a power of two."""
+    return page_bytes / page if page_bytes % page else page_bytes // page
 
 
 def cdiv_float(value: float) -> int:
@@ -411,12 +450,13 @@ def pages_in(layout: SglangPool, args: EngineArgs, available: list[int]) -> tupl
 
 def tokens_in(layout: SglangPool, args: EngineArgs, room: int, stage: int) -> int:
     """Tokens of the full pool in so many bytes of a stage's rank, limited to the requested number."""
+    room -= layout.fixed[stage]
     if layout.window_tokens is not None:
-        tokens = (room - layout.window_tokens * layout.windows[stage]) // layout.full[stage]
+        tokens = int((room - layout.window_tokens * layout.windows[stage]) // layout.full[stage])
     elif layout.windows[stage]:
         tokens = int(room // (layout.full[stage] + layout.swa_ratio * layout.windows[stage]))
     else:
-        tokens = room // layout.full[stage]
+        tokens = int(room // layout.full[stage])
     tokens = max(0, tokens)
     return min(tokens, args.max_total_tokens or tokens)
 
@@ -425,7 +465,7 @@ def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages
     """max_running_requests: 512 per context that the pool holds, between 2,048 and 4,096, limited by state slots."""
     tokens = pages * layout.block_size
     limit = int(tokens / settings.max_model_len * REQUESTS_PER_CONTEXT)
-    limit = min(drafts.requests_at_most(args) or max(min(limit, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
+    limit = min(layout.requests or max(min(limit, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
     return min(limit, slots // layout.slots_each) if layout.slot else limit
 
 
@@ -488,12 +528,15 @@ def pool_notes(layout: SglangPool, spec: ModelSpec, args: EngineArgs, slots: int
             f"{layout.slots_each} of which a request may take"
         )
     if layout.window_tokens is not None:
-        seqs = drafts.requests_at_most(args)
+        why = "" if spec.is_later_v4 else "without the prefix cache "
         yield (
-            f"without the prefix cache --max-running-requests {seqs:,} sizes the windows' pool: "
-            f"{layout.window_tokens:,} tokens"
+            f"{why}--max-running-requests {layout.requests:,} sizes the windows' pool: {layout.window_tokens:,} tokens"
         )
     kinds = spec.cache_kinds
+    if spec.is_compressed_mla:
+        yield "the experts are counted as vLLM's kernels keep them; SGLang's own loading was not compared"
+        inputs = f"{format_gib(max(layout.fixed))} of the KV cache are the inputs of compressors"
+        yield f"{inputs}, for {layout.requests:,} requests (--max-running-requests)"
     if SlidingWindow in kinds and not layout.window:
         yield "SGLang keeps every token of this model's windows: they are counted in full"
     if CrossAttention in kinds:

@@ -19,6 +19,7 @@ from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts, exchange
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.changes import RELEASES
+from kvplan.servers.sglang.classes import class_of
 from kvplan.servers.sglang.models import takes_images
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, Settings, lacking
@@ -206,7 +207,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         max_model_len=context,
         auto_fit=stated == "auto",
         max_num_batched_tokens=chunk,
-        max_num_seqs=drafts.requests_at_most(args) or MOST_REQUESTS,
+        max_num_seqs=drafts.requests_at_most(args, spec) or MOST_REQUESTS,
         in_flight_tokens=chunk,
         gpu_memory_utilization=args.mem_fraction_static or default_fraction(spec, gpu, args, release),
         kv_dtype=resolve_kv_dtype(spec, stated_kv_dtype(args), dtype, gpu.sm),
@@ -222,6 +223,8 @@ def resolve_dtype(spec: ModelSpec, sm: int, args: EngineArgs) -> str:
     """
     if 0 < sm < vllm.AMPERE:
         return "float16"
+    if class_of(spec).dtype:
+        return class_of(spec).dtype
     ignored = spec.model_type == "gpt_oss" and "mxfp4" in spec.scheme_kinds  # arg_groups/overrides.py: its kernels'
     stated = sglang_models.model_dtype(spec) if args.dtype == "auto" or ignored else args.dtype
     return vllm.resolve_dtype(spec, stated, sm)
@@ -239,6 +242,8 @@ def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
     takes 656 bytes per token there if the kernel needs its own scales (flashmla_kv; GLM on 12.x).
     """
     stated = "bfloat16" if stated == "bf16" else stated  # SGLang's name for it
+    if spec.is_compressed_mla:
+        return "fp8" if stated == "auto" else vllm.resolve_kv_dtype(spec, stated, dtype, sm)
     if not spec.is_sparse_mla:
         stored = "fp8" if sglang_models.has_fp8_cache(spec) else dtype
         return stored if stated == "auto" else vllm.resolve_kv_dtype(spec, stated, dtype, sm)
@@ -291,8 +296,8 @@ def decode_graphs(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Vers
 
 def most_prefill_tokens(spec: ModelSpec, chunk: int, args: EngineArgs) -> int:
     """Tokens of the largest prefill graph."""
-    if args.cuda_graph_max_bs_prefill is not None:
-        return args.cuda_graph_max_bs_prefill
+    if stated := args.cuda_graph_max_bs_prefill or class_of(spec).largest_prefill:
+        return stated
     if not args.enable_chunked_prefill:
         return 0
     staged = args.pipeline_parallel_size > 1 and args.cuda_graph_backend_prefill == "breakable"

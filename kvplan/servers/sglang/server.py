@@ -10,7 +10,7 @@ from kvplan.servers.plans.plan import Estimate, Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts, rules
 from kvplan.servers.sglang.changes import SOURCE
-from kvplan.servers.sglang.classes import as_read
+from kvplan.servers.sglang.classes import as_read, class_of
 from kvplan.servers.sglang.models import context_length
 from kvplan.servers.sglang.rules import LEAST_REQUESTS
 from kvplan.servers.sglang.size import layout, size
@@ -99,7 +99,16 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
 
 
 def drafter(request: Request) -> tuple[Request, list[str]]:
-    return drafts.drafter(replace(request, spec=as_read(request.spec, request.args)))
+    spec, args, notes = as_read(request.spec, request.args), request.args, []
+    if class_of(spec).both_ways:  # arg_groups/model_hook.py, after the fraction is chosen
+        fraction = args.mem_fraction_static or rules.default_fraction(spec, request.gpu, args, request.release)
+        args = replace(
+            args, mem_fraction_static=fraction, enable_chunked_prefill=False, enable_prefix_caching=False,
+            enforce_eager=True,
+        )  # fmt: skip
+        notes = [f"{spec.name} attends to a prompt in both directions: no chunks, no prefix cache, no CUDA graphs"]
+    request, others = drafts.drafter(replace(request, spec=spec, args=args))
+    return request, [*notes, *others]
 
 
 def gate(plan: Plan, end: Literal["low", "likely"]) -> None:

@@ -14,6 +14,7 @@ from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.changes import SOURCE
+from kvplan.servers.sglang.classes import type_of
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.sglang.spread import check as check_stages
 from kvplan.servers.sglang.spread import spread
@@ -39,10 +40,13 @@ def layout(request: Request, spec: ModelSpec) -> Layout:
     """Layout of a model's weights: what is replicated and what is left out."""
     args = request.args
     shared = args.attention_ranks if args.enable_dp_attention else 0  # its ranks share a tower, too
+    left_out = vllm.left_out(spec, args, request.release)
+    if sglang.resolve_dtype(request.spec, request.gpu.sm, args) not in type_of(spec).tables_on_host:
+        left_out -= {"tables"}
     whole_towers = args.mm_encoder_tp_mode == "data" and sglang_models.keeps_towers_whole(spec, args)
     return Layout(
         dtype=sglang.resolve_dtype(request.spec, request.gpu.sm, args),
-        left_out=vllm.left_out(spec, args, request.release),
+        left_out=left_out,
         tower_tp=1 if whole_towers else shared,
         dense_tp=1 if args.moe_dense_tp_size and spec.experts_per_token else 0,
         whole_shared=exchange.exchanges(args),

@@ -7,7 +7,7 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import ModelSpec, Quantization
 from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.sglang import models
-from kvplan.servers.sglang.classes import class_of, standing
+from kvplan.servers.sglang.classes import class_of, standing, unread
 from kvplan.servers.words.arguments import Settings
 
 OLDEST_GPU: Final = 75  # srt/model_executor/model_runner_components/load_model_utils.py
@@ -45,6 +45,8 @@ def refusal(request: Request, settings: Settings) -> Refusal | None:
         return unsupported(f"the sparse attention of {spec.name} {needs}")
     if isinstance(answer := standing(request), Refusal):
         return answer
+    if request.release.is_compared and (unknown := unread(spec)):
+        return unknown
     backend = models.backend_refusal(spec, sm, request.args, request.release)
     flags = backend or deterministic(request) or runner(request)
     return flags or dtype(request, settings) or weights(request, settings)

@@ -21,7 +21,6 @@ from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.words.arguments import EngineArgs
-from tests.support.architectures import rows, spec_of
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.refusals import reason_of
@@ -284,8 +283,10 @@ class TestRefusals:
             sglang_plan("qwen3-next-80b-a3b", "h200", engine, tensor_parallel_size=2, mamba_ssm_cache_dtype="foo")
 
     def test_pools_that_are_not_modelled(self) -> None:
-        with pytest.raises(KvplanError, match="use vllm"):
-            sglang_plan("deepseek-v4-flash", "b200", tensor_parallel_size=8)
+        with pytest.raises(KvplanError, match="no layer keeps all tokens"):
+            sglang_plan("mamba-2.8b", "b200")
+        with pytest.raises(KvplanError, match="SGLang's pools with it are not modeled"):
+            sglang_plan("deepseek-v4-flash", "b200", tensor_parallel_size=8, enable_hierarchical_cache=True)
 
     @pytest.mark.parametrize("model", ["jamba-v0.1", "falcon-7b", "glm-4-9b-chat", "qwen2.5-omni-7b"])
     def test_models_without_a_class_do_not_start(self, model: str) -> None:
@@ -499,11 +500,3 @@ def test_an_fp8_cache_has_sglangs_name_in_every_part_of_an_answer(run: Run, type
 def test_only_a_cache_dtype_is_renamed() -> None:
     assert flag_text("sglang", "kv_cache_dtype", "fp8") == "--kv-cache-dtype fp8_e4m3"
     assert flag_text("sglang", "quantization", "fp8") == "--quantization fp8"  # as its own server_args.py names it
-
-
-def test_a_class_whose_pool_keeps_what_vllms_does_not_is_refused_by_name() -> None:
-    """SGLang 0.5.23 holds 560,035 tokens of MiniCPM 3 in 20 GB, by its latents, where heads would give 21,001."""
-    (row,) = [row for row in rows() if row["architecture"] == "MiniCPM3ForCausalLM"]
-    request = Request(spec_of(row), gpu("h100-80g"), EngineArgs(), parse_engine("sglang"))
-    with pytest.raises(UnsupportedModelError, match="SGLang's pool of the latents of its attention is not modeled"):
-        plan(request)

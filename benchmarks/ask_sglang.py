@@ -1,0 +1,80 @@
+"""Ask SGLang's own planning code about configs whose config class lies in the checkpoint, too.
+
+    ORACLE/venv/bin/python benchmarks/ask_sglang.py SCRIPTS CASES.jsonl --models FOLDER -o ROWS.jsonl
+
+SCRIPTS is the folder of the oracle's scripts, ORACLE the one its setup.sh made; what follows SCRIPTS goes to its
+sglang/ask.py. A model type that neither Transformers nor SGLang has a class for gets one that keeps every key, with
+configs for its parts: what a checkpoint's own class would hold. Processors are not asked, and states that a model
+leaves to one of SGLang's own configs are as there.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+PARTS = ("text_config", "llm_config", "language_config", "vision_config", "audio_config", "thinker_config")
+BASES = {"mimo": "Qwen2Config"}  # as the remote class does
+OWN = ("step3p5",)  # the checkpoint's class is taken, although Transformers has one
+
+
+def plain(kind, base):
+    """A class of config that keeps every key."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    def made(part):
+        if not isinstance(part, dict):
+            return part
+        try:
+            return AutoConfig.for_model(**part)
+        except (KeyError, TypeError, ValueError):
+            return PretrainedConfig(**part)
+
+    def init(self, **keys):
+        base.__init__(self, **{key: made(value) if key in PARTS else value for key, value in keys.items()})
+
+    name = "Plain_" + "".join(c if c.isalnum() else "_" for c in kind)
+    return type(name, (base,), {"model_type": kind, "__init__": init})
+
+
+def kinds(config):
+    """Every model_type of a config and of its parts."""
+    if isinstance(config, dict):
+        yield from [config["model_type"]] if isinstance(config.get("model_type"), str) else []
+        for part in config.values():
+            yield from kinds(part)
+
+
+def register(folders):
+    """Plain classes for the types of all configs that nobody has a class for."""
+    import transformers
+    from sglang.srt.utils.hf_transformers.common import _CONFIG_REGISTRY
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    for folder in folders:
+        for file in sorted(Path(folder).glob("*/config.json")):
+            for kind in kinds(json.loads(file.read_text(encoding="utf-8"))):
+                if kind in OWN or (kind not in CONFIG_MAPPING and kind not in _CONFIG_REGISTRY):
+                    base = getattr(transformers, BASES.get(kind, "PretrainedConfig"))
+                    transformers.AutoConfig.register(kind, plain(kind, base), exist_ok=True)
+
+
+def main():
+    scripts = Path(sys.argv.pop(1))
+    sys.path[:1] = [str(scripts / "sglang"), str(scripts / "common")]  # its own folder has files of modules' names
+    import ask
+    import oracle_cases
+    import pretend
+
+    arguments, cases = oracle_cases.finish(oracle_cases.parse(ask.__doc__, ask.EXAMPLE), pretend.SOURCE)
+
+    def load(gpu):
+        ask.load(gpu)
+        register(arguments.models)
+
+    return oracle_cases.answer_all(
+        arguments, cases, pretend.HEAD, load, ask.answer, pretend.NOTES, ask.describe_failure
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
