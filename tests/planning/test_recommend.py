@@ -732,7 +732,10 @@ def test_reports_are_what_standard_output_would_be(run: Run, tmp_path: Path) -> 
         (("--users", "9", "--dp", "2"), "--dp: the number of replicas is computed"),
         (("--users", "9", "--kv-cache-memory-bytes", "8GiB"), "--kv-cache-memory-bytes: the size of the pool"),
         (("--users", "9", "--engine-arg", "num_gpu_blocks_override=100"), "--num-gpu-blocks-override: the size of"),
-        (("--users", "9", "--quantization", "modelopt_fp4"), "--quantization modelopt_fp4: llama-3.1-8b is not quantized"),
+        (
+            ("--users", "9", "--quantization", "modelopt_fp4"),
+            "--quantization modelopt_fp4: llama-3.1-8b is not quantized",
+        ),
         (("--users", "9", "--kv-cache-dtype", "fp9"), "--kv-cache-dtype 'fp9' is unknown to kvplan; use one of auto, "),
         (("--users", "9", "--gpu", "h200", "--prices", "x.yaml"), "--prices: rank several GPUs"),
     ],
