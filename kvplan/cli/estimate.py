@@ -40,7 +40,8 @@ def say_of_host(tables: list[PlanTable], inputs: Inputs) -> None:
     plans = plans_of(tables)
     if len(plans) != 1 or (inputs.host is None and not plans[0].request.gpu.unified):
         return
-    from kvplan.policy.pods import kept_rows, lacking  # only for these
+    from kvplan.planning.plan import kept_rows
+    from kvplan.policy.pods import lacking  # only for these
 
     on_host = sum(size for _, size in kept_rows(plans[0]))
     if plans[0].request.gpu.unified and on_host > plans[0].memory.weights // 10:  # more than a server's small buffers

@@ -423,7 +423,7 @@ class Listing(Result):
     """What `kvplan models` or `kvplan gpus` lists: its rows, by name."""
 
     __slots__ = ()
-    _facts: tuple[str, dict[str, str | None]]
+    _facts: tuple[str, dict[str, Any]]
 
     def _shapes(self) -> CommandAnswer:
         from kvplan.report import listing_text

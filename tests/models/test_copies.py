@@ -3,6 +3,7 @@
 import pytest
 
 from kvplan.models import catalog, copies
+from kvplan.models.lookup import base_of
 from kvplan.models.spec import ModelSpec
 from kvplan.sizing.weights import Layout, total_weights
 from tests.support.cli import Run
@@ -48,7 +49,7 @@ def published() -> list[str]:
     """Names of the catalog's quantized copies of models that it has, in a format that is taken by name."""
     names = []
     for name in catalog.model_names():
-        base = copies.base_of(name)
+        base = base_of(name)
         if base != name and catalog.find(base) is not None and copies.format_of(name) is not None:
             names.append(name)
     return names

@@ -221,6 +221,7 @@ def test_a_pool_larger_than_the_gpu_does_not_start_and_what_does_is_named() -> N
     assert "the stated pool needs 100.00 GiB, but only " in text
     assert short.refusal is not None
     (room,) = short.refusal.values
+    assert isinstance(room, int | float | str)
     assert planned(kv_cache_memory_bytes=int(room)).fits
     weights = 8_030_261_248 * 2  # of weights alone
     assert int(room) < short.memory.total - weights

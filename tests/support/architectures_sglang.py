@@ -50,7 +50,7 @@ def config_of(row: Row) -> dict[str, Any]:
     """The config that both are asked about. Raise KeyError if there is none."""
     if "config" in row:
         return {"architectures": [row["architecture"]], **row["config"]}
-    other = others()[row.get("of", row["architecture"])]
+    other = others()[str(row.get("of", row["architecture"]))]
     config = catalog.load(other["model"]).config if "model" in other else other["config"]
     named = (
         config

@@ -60,7 +60,7 @@ def host_pools(layout: SglangPool, args: EngineArgs, release: Version, pages: in
             target = int(tokens * (args.hicache_ratio or RATIO))
         more = 1 if release.has("padded_host_pools") else 0  # padding page
         pool_tokens = (target // page + more) * page
-        pools.append(HostPool(name, pool_tokens, pool_tokens * cell))
+        pools.append(HostPool(name, pool_tokens, round(pool_tokens * cell)))
     return pools
 
 

@@ -160,7 +160,7 @@ def kv_bytes(layout: SglangPool, pages: int, stage: int) -> int:
     """Bytes of K and V on a rank of a stage: each pool has one page more than is counted."""
     page = layout.block_size
     windows = (layout.tokens_of_windows(pages) + page) * layout.windows[stage]
-    return (pages + 1) * page * layout.full[stage] + windows
+    return round((pages + 1) * page * layout.full[stage] + windows)  # of whole pages
 
 
 def tokens_in(layout: SglangPool, size: float, stage: int) -> int:
