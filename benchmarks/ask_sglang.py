@@ -21,7 +21,7 @@ def plain(kind, base):
     """A class of config that keeps every key."""
     from transformers import AutoConfig, PretrainedConfig
 
-    def made(part):
+    def config_of(part):
         if not isinstance(part, dict):
             return part
         try:
@@ -30,7 +30,7 @@ def plain(kind, base):
             return PretrainedConfig(**part)
 
     def init(self, **keys):
-        base.__init__(self, **{key: made(value) if key in PARTS else value for key, value in keys.items()})
+        base.__init__(self, **{key: config_of(value) if key in PARTS else value for key, value in keys.items()})
 
     name = "Plain_" + "".join(c if c.isalnum() else "_" for c in kind)
     return type(name, (base,), {"model_type": kind, "__init__": init})

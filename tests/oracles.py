@@ -426,8 +426,8 @@ def sglang_settings(request: Request, pool: SglangPool) -> dict[str, Any]:
     """The settings in the words of a row's `resolved`."""
     spec, args, release = request.spec, request.args, request.release
     settings = sglang.resolve(spec, request.gpu, args, release)
-    graphs = sglang_models.captures_prefill(spec, args) and sglang.num_prefill_graphs(
-        sglang.most_prefill_tokens(spec, settings.max_num_batched_tokens, args)
+    graphs = sglang_models.captures_prefill(spec, args) and sglang.prefill_graphs(
+        spec, settings.max_num_batched_tokens, args
     )
     return {
         "context_len": settings.max_model_len,

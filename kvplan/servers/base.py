@@ -134,8 +134,9 @@ class Abilities:
 
 def face_of(engine: str) -> ModuleType | None:
     """What clients see of a server, its face.py; None: they see what the bundled server shows."""
-    name = f"{__package__}.{engine}.face"
-    return import_module(name) if find_spec(name) is not None else None
+    package = f"{__package__}.{engine}"
+    has_face = find_spec(package) is not None and find_spec(f"{package}.face") is not None
+    return import_module(f"{package}.face") if has_face else None
 
 
 @dataclass(frozen=True, slots=True)

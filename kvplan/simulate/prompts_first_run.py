@@ -100,7 +100,7 @@ def limits_of(plan: Plan) -> Limits:
 def drafting_limits(plan: Plan) -> dict[str, int]:
     """Tokens that a decode step verifies, drafts in turn, and slots for them: twice what a step may write.
 
-    Source: sglang 0.5.23 srt/mem_cache/allocation_sizing.py (get_alloc_len_per_decode, get_alloc_reserve_per_decode).
+    Source: the server's srt/mem_cache/allocation_sizing.py (get_alloc_len_per_decode, get_alloc_reserve_per_decode).
     """
     args, page = plan.request.args, plan.pool.block_size
     verified, steps, width = args.speculative_num_draft_tokens, args.num_speculative_tokens, args.speculative_eagle_topk

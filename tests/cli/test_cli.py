@@ -736,7 +736,7 @@ def test_one_gpu_shows_its_facts_and_source(run: Run) -> None:
     [
         (("models", "lamma-3.1-8b"), "llama-3.1-8b"),
         (("gpus", "a100-80"), "a100-80g"),
-        (("estimate", "qwen3-235b"), "qwen3-235b-a22b,"),  # what begins with it before what looks like it
+        (("estimate", "qwen3-next-80"), "qwen3-next-80b-a3b"),  # what begins with it before what looks like it
         (("estimate", "llama-3.1-8bb", "--gpu", "h200"), "llama-3.1-8b"),
         (("estimate", "llama-3.1-8b", "--gpu", "h2000"), "h200"),
         (("estimate", "llama-3.1-8b", "--kv-cache-dtyp", "fp8"), "--kv-cache-dtype"),

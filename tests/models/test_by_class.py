@@ -43,8 +43,8 @@ def parameters(values: dict[str, Any]) -> int:
 
 
 # Where vLLM 0.33's class, which the reader follows, differs from transformers': a third norm in the dense layer, too;
-# norms of queries and keys only where `qk_norm` says so; a head's bias.
-OTHERWISE = {"axk1": 7168, "hy_v3": -80 * 256, "phimoe": 32_064}
+# norms of queries and keys only where `qk_norm` says so; sinks; a head's bias.
+OTHERWISE = {"axk1": 7168, "hy_v3": -80 * 256, "hy_v4": 8448, "phimoe": 32_064}
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,6 @@ def test_loaded_weights_are_as_logged(gpu: str, tp: int, logged: float, run: Run
     ("words", "problem"),
     [
         (("--engram-config", '{"dp_shared_memory": true}'), "several data-parallel ranks"),
-        (("--engine", "sglang"), "not modeled"),
         (("--engine", "vllm@0.29"), "use --engine vllm@0.30"),  # the first whose registry has the class
         (("--kv-cache-dtype", "nvfp4_ds_mla"), "only on compute capability 10.x"),
         (("--dp", "16", "--enable-expert-parallel", "--engram-config", '{"cpu_offload": false}'), "without one of the"),

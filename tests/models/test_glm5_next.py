@@ -92,9 +92,3 @@ def test_its_heads_cannot_be_shared() -> None:
     config["text_config"]["num_key_value_heads"] = 32
     with pytest.raises(InvalidInputError, match="num_key_value_heads"):
         read_config(config, "config.json", "glm")
-
-
-def test_sglangs_pool_of_it_is_refused_by_name() -> None:
-    request = Request(catalog.load("glm-5.3-flash"), gpu("h200"), EngineArgs(), release=Version((0, 5), "sglang"))
-    with pytest.raises(UnsupportedModelError, match="pooled index keys is not modeled; use vllm"):
-        plan(request)

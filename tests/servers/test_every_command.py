@@ -201,6 +201,7 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "fit_ctx": ("2048", DENSE, {}),
         "mmproj_offload": ("false", DENSE, CONTEXT),
         "num_speculative_tokens": ("4", DENSE, CONTEXT),
+        "speculative_method": ("mtp", "qwen3.6-27b", CONTEXT),
         "draft_gpu_layers": ("4", DENSE, CONTEXT),
         "draft_quant": ("Q8_0", DENSE, CONTEXT),
     },

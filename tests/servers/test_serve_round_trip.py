@@ -162,6 +162,7 @@ VALUES = {
     "--gpu-memory-utilization": "0.5", "--mem-fraction-static": "0.5", "--swa-full-tokens-ratio": "0.5",
     "--mamba-full-memory-ratio": "0.5", "--kv-offloading-size": "1.5", "--kv-cache-memory-bytes": "8589934592",
     "--dtype": "float16", "--quantization": "fp8", "--mamba-ssm-cache-dtype": "float32", "--mamba-ssm-dtype": "float32",
+    "--deepep-mode": "normal",
     "--performance-mode": "throughput", "--limit-mm-per-prompt": '{"image": 0}', "--mm-encoder-tp-mode": "data",
     "--mm-processor-kwargs": '{"max_pixels": 1003520}',
     "--compilation-config": '{"cudagraph_mode": "PIECEWISE"}',

@@ -16,6 +16,7 @@ from kvplan.sizing.deepep import RECEIVED, WORKSPACE, low_latency_bytes, normal_
 
 DEEPEP: Final = "deepep"
 DISPATCHED: Final = 128  # tokens of a rank at once: SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK
+GRAPH_TOKENS, GRAPH_UNIT = 2048, 8  # of prefill graphs (arg_groups/cuda_graph_hook.py: apply_deepep_adjustments)
 GRAPHS_MIB: Final = 1024  # kept for prefill graphs
 DECODES_MIB: Final = 2048  # kept for decode graphs
 

@@ -23,6 +23,7 @@ from kvplan.servers.sglang.classes import class_of
 from kvplan.servers.sglang.models import takes_images
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, Settings, lacking
+from kvplan.sizing.weights import up
 
 OLDEST, NEWEST = RELEASES.oldest, RELEASES.newest
 
@@ -313,11 +314,18 @@ def captures_decodes(args: EngineArgs) -> bool:
     return not args.enforce_eager
 
 
-def num_prefill_graphs(most: int) -> int:
-    """Prefill graphs of up to `most` tokens."""
+def prefill_graphs(spec: ModelSpec, chunk: int, args: EngineArgs) -> int:
+    """How many graphs prefills have. With DeepEP they are made before the chunk is looked at, of whole 8 tokens."""
+    if not exchange.exchanges(args):
+        return num_prefill_graphs(most_prefill_tokens(spec, chunk, args))
+    return num_prefill_graphs(args.cuda_graph_max_bs_prefill or exchange.GRAPH_TOKENS, exchange.GRAPH_UNIT)
+
+
+def num_prefill_graphs(most: int, unit: int = 1) -> int:
+    """Prefill graphs of up to `most` tokens, each of whole units."""
     sizes = [size for start, end, step in PREFILL_GRAPHS for size in range(start, end + 1, step)]
     sizes += range(PREFILL_GRAPHS[-1][1] + PREFILL_STEP, most + 1, PREFILL_STEP)
-    return len([size for size in sizes if size <= most])
+    return len({up(size, unit) for size in sizes if size <= most})
 
 
 def default_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
@@ -377,7 +385,7 @@ def graphs_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version
         reserved += 3 * largest * args.data_parallel_size
         reserved += 1.5 * largest * args.data_parallel_size if largest > LARGE_GRAPHS else 0
     if release.has("prefill_graphs") and sglang_models.captures_prefill(spec, args):
-        graphs = num_prefill_graphs(most_prefill_tokens(spec, chunk_size(gpu, args, release), args))
+        graphs = prefill_graphs(spec, chunk_size(gpu, args, release), args)
         reserved += MLA_GRAPHS_MIB if spec.is_mla else 8 * graphs
         reserved += exchange.kept_mib(args, prefill_graphs=True, decode_graphs=False)
     return reserved

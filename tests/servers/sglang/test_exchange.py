@@ -32,6 +32,7 @@ FRACTIONS = [
     ("deepseek-v3", "h200", 8, "--moe-a2a-backend deepep --disaggregation-mode prefill", 0.886),
     ("deepseek-v3", "h200", 8, "--moe-a2a-backend deepep --disaggregation-mode decode", 0.915),
     ("deepseek-v3", "h100", 16, "--moe-a2a-backend deepep --dp-size 16 --enable-dp-attention", 0.297),
+    ("qwen3-30b-a3b", "l40s", 4, "--moe-a2a-backend deepep", 0.764),
     ("qwen3-30b-a3b", "a100-80g", 4, "--moe-a2a-backend deepep --disable-cuda-graph", 0.838),
 ]
 
