@@ -1,6 +1,7 @@
 """Host memory that torch pins, against torch's own allocator and published measurements."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,16 @@ def test_one_tensor_takes_what_was_measured(requested: float, measured: float) -
 def test_offloaded_kv_of_a_hybrid_model_takes_what_a_node_measured(requested: int, shmem: float) -> None:
     """vllm-project/vllm#53042, vLLM 0.26, four ranks: tensors of 2,053 x 1,089,536 B, 24 in each, and the node's Shmem
     in GiB. The thread does not name its model; these are the tensors of Qwen3.8-2.4T with one draft token, whose text
-    class stands in the registry from 0.27 on.
+    class 0.26 has below that of the model with a tower only.
     """
-    answer = planned(
-        "qwen3.8-2.4t-a95b", "vllm@0.27", "gb200", max_model_len=2048, tensor_parallel_size=4, data_parallel_size=4,
+    spec = replace(catalog.load("qwen3.8-2.4t-a95b"), architecture="Qwen3_5MoeForConditionalGeneration")
+    args = EngineArgs(
+        max_model_len=2048, tensor_parallel_size=4, data_parallel_size=4,
         enable_expert_parallel=True, kv_cache_dtype="fp8", mamba_ssm_cache_dtype="bfloat16", block_size=16,
         enable_prefix_caching=True, speculative_method="mtp", num_speculative_tokens=1,
         kv_offloading_size=requested * GIB,
     )  # fmt: skip
+    answer = plan(Request(spec, gpu("gb200"), args, parse_engine("vllm@0.26")))
     (row,) = (row for row in host_rows(answer) if row.name == "kv_offloading")
     if requested == 200:
         assert f": 2,053 x {4 * 24 * 1_089_536:,} B" in row.formula
