@@ -194,7 +194,7 @@ def _parse_file(path: Path, options: Collection[str]) -> ServeCommand:
             "--from-command", f"{printable(str(path), 60)} contains no server command", f"use {programs()}"
         )
     command = parse(text, options)
-    command.notes.append(Note(f"--from-command: what stands in {printable(str(path), 100)}"))
+    command.notes.append(Note(f"what stands in {printable(str(path), 100)}"))
     return command
 
 

@@ -200,7 +200,9 @@ def counted(line: Sequence[str], options: Collection[str]) -> list[str]:
     own = (*COUNTS, "--gpu")
     line = [part for word in line for part in (word.split("=", 1) if word.partition("=")[0] in own else [word])]
     flag = next((name for name in COUNTS if name in line[:-1] and name not in options), None)
-    if flag is None or "--gpu" not in line[:-1] or not line[line.index(flag) + 1].isdecimal():
+    if flag is None or "--gpu" not in line[:-1] or not re.fullmatch("[1-9][0-9]{0,4}", line[line.index(flag) + 1]):
+        return line
+    if re.search(r",|^[0-9]+ ?x", line[line.index("--gpu") + 1]):  # several, or counted already
         return line
     start = line.index(flag)
     number = line[start + 1]

@@ -113,6 +113,9 @@ def sized(name: str, *, text_only: bool = False) -> tuple[ModelSpec, str] | None
     if stored is None or base is None:
         return None
     facts = catalog.facts(base)
+    own = catalog.load(base).quantization
+    if own is not None and own.method != "fp8":  # made in 4 bits: nobody packs them again
+        return None
     values = copy.deepcopy({**catalog.expand(facts["config"]), "quantization_config": stored.config})
     try:
         spec = hf_config.read_config(values, name, name, source=facts["source"], text_only=text_only)

@@ -328,11 +328,17 @@ def facts(answer: SimulationAnswer) -> list[tuple[str, str]]:
     return [("Pool", pool), ("Step", answer.step_time)]
 
 
+# benchmarks/timing/bounds.py (TARGETS)
+TARGET_ENDS = "A target's range leaves out the lowest 3 in 10 results and the highest 1 in 25."
+
+
 def range_text(answer: SimulationAnswer) -> str:
     """How often ranges held on results of this kind, and what no result is like."""
     ranges = answer.ranges
     wider = f" {unseen_remark(ranges.unseen)}" if ranges.unseen else ""
-    return f"{coverage_remark(ranges.coverage)}{wider}"
+    is_judged = ranges.targets and any(variant.outcomes for variant in answer.variants)
+    ends = f" {TARGET_ENDS}" if is_judged else ""
+    return f"{coverage_remark(ranges.coverage)}{ends}{wider}"
 
 
 def figures_table(answer: SimulationAnswer) -> Table:

@@ -30,7 +30,7 @@ OTHERWISE = {
 NOT_TAKEN = (
     "nvidia/Llama-3.3-70B-Instruct-NVFP4", "unsloth/qwen2.5-3b-instruct-unsloth-bnb-4bit", "someone/Qwen3-8B-4bit",
     "someone/Qwen3-8B-GGUF", "someone/Qwen3-8B-exl2", "someone/Qwen3.6-27B-AWQ", "someone/Unheard-Of-7B-AWQ",
-    "google/gemma-3-27b-it-qat-w4a16", "someone/Qwen3-8B",
+    "google/gemma-3-27b-it-qat-w4a16", "someone/Qwen3-8B", "someone/gpt-oss-120b-AWQ",
 )  # fmt: skip
 
 
@@ -89,3 +89,9 @@ def test_quantization_of_a_model_without_such_a_checkpoint_is_sized_as_a_copy(ru
     assert by_flag.code == by_name.code == 0
     assert by_flag.out.replace(" --quantization awq\n", "\n") == by_name.out
     assert "the server's command takes the repository or folder of a copy" in by_name.err
+
+
+def test_a_format_that_is_no_method_is_offered_as_a_copy(run: Run) -> None:
+    refused = run("estimate", "llama-3.3-70b", "--quant", "w4a16", "--gpu", "h100")
+    assert refused.errors[0].endswith("name a quantized checkpoint, such as llama-3.3-70b-w4a16")
+    assert run("estimate", "llama-3.3-70b-w4a16", "--gpu", "h100", "--ctx", "8k").code == 0

@@ -431,7 +431,7 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
     ),
     Obstacle(
         "argument_value", "{argument} does not accept {value}", "it does not accept the value of an argument",
-        (Fix("use one of the values that the message lists; another release may have more"),),
+        (Fix("use one of the values that the message or `--help` lists; another release may have more"),),
         (
             (": invalid choice: ", "argparse", "argument-{1,2}[a-z]"),
             (": expected one argument", "argparse", "argument-{1,2}[a-z]"),

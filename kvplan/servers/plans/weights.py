@@ -70,10 +70,12 @@ def online_scheme(request: Request) -> str | None:
             )
         return None
     if method not in ONLINE_NAMES:
-        from kvplan.models import catalog
+        from kvplan.models import catalog, copies
 
-        stored_as = catalog.quantized(request.spec.served_name, method)
-        others = [stored_as] if stored_as else [*catalog.siblings(catalog.find(request.spec.served_name) or "")]
+        own = catalog.find(request.spec.served_name) or ""
+        copy = f"{own}-{method.lower()}"
+        stored_as = catalog.quantized(request.spec.served_name, method) or (copy if copies.sized(copy) else None)
+        others = [stored_as] if stored_as else [*catalog.siblings(own)]
         raise UsageError(
             f"--quantization {method}",
             f"{request.spec.name} is not quantized, and only {', '.join(ONLINE_METHODS)} can be applied on load",

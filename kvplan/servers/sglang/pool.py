@@ -534,7 +534,7 @@ def pool_notes(layout: SglangPool, spec: ModelSpec, args: EngineArgs, slots: int
         )
     kinds = spec.cache_kinds
     if spec.is_compressed_mla:
-        yield "the experts are counted as vLLM's kernels keep them; SGLang's own loading was not compared"
+        yield "experts are padded as Triton's kernels do on compute capability 9.0, and as Marlin's do; not compared"
         inputs = f"{format_gib(max(layout.fixed))} of the KV cache are the inputs of compressors"
         yield f"{inputs}, for {layout.requests:,} requests (--max-running-requests)"
     if SlidingWindow in kinds and not layout.window:
