@@ -93,5 +93,7 @@ def test_quantization_of_a_model_without_such_a_checkpoint_is_sized_as_a_copy(ru
 
 def test_a_format_that_is_no_method_is_offered_as_a_copy(run: Run) -> None:
     refused = run("estimate", "llama-3.3-70b", "--quant", "w4a16", "--gpu", "h100")
-    assert refused.errors[0].endswith("name a quantized checkpoint, such as llama-3.3-70b-w4a16")
+    assert refused.errors[0].endswith(
+        "name a quantized checkpoint, such as llama-3.3-70b-fp8-dynamic or llama-3.3-70b-w4a16"
+    )
     assert run("estimate", "llama-3.3-70b-w4a16", "--gpu", "h100", "--ctx", "8k").code == 0

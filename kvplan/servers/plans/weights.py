@@ -74,8 +74,8 @@ def online_scheme(request: Request) -> str | None:
 
         own = catalog.find(request.spec.served_name) or ""
         copy = f"{own}-{method.lower()}"
-        stored_as = catalog.quantized(request.spec.served_name, method) or (copy if copies.sized(copy) else None)
-        others = [stored_as] if stored_as else [*catalog.siblings(own)]
+        stored_as = catalog.quantized(request.spec.served_name, method)
+        others = [stored_as] if stored_as else [*catalog.siblings(own), *([copy] if copies.sized(copy) else [])]
         raise UsageError(
             f"--quantization {method}",
             f"{request.spec.name} is not quantized, and only {', '.join(ONLINE_METHODS)} can be applied on load",
