@@ -48,8 +48,8 @@ def kept_mib(args: EngineArgs, *, prefill_graphs: bool, decode_graphs: bool) -> 
 
 def buffers(spec: ModelSpec, args: EngineArgs) -> int:
     """Bytes of the buffers on a rank, made by the first forward pass, when the pool is there."""
-    if not exchanges(args):
-        return 0
+    if not exchanges(args) or args.tensor_parallel_size not in RECEIVED or not spec.experts_per_token:
+        return 0  # a log may say of it what its server does not use
     experts = max(weight.experts for weight in spec.weights) + args.num_redundant_experts
     inside, between = normal_bytes(args.tensor_parallel_size, spec.hidden_size)
     if args.deepep_mode == "low_latency":
@@ -60,8 +60,8 @@ def buffers(spec: ModelSpec, args: EngineArgs) -> int:
 
 
 def notes(spec: ModelSpec, args: EngineArgs) -> Iterator[str]:
-    if exchanges(args):
+    if size := buffers(spec, args):
         yield (
-            f"DeepEP's buffers take {format_gib(buffers(spec, args))} on each GPU after the pool, out of what is "
+            f"DeepEP's buffers take {format_gib(size)} on each GPU after the pool, out of what is "
             "reserved; experts are spread over all ranks, and each holds the shared ones whole"
         )
