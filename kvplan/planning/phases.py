@@ -8,7 +8,7 @@ managers/scheduler_components (release_memory_occupation), by tags.
 """
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from kvplan.core.units import format_gib
 from kvplan.servers.base import server_of
@@ -25,10 +25,10 @@ def phases(plan: Plan, colocated: Colocated) -> tuple[Phase, ...]:
     rows["reserved"] = (server := server_of(plan.request.release.engine)).kept_back(plan)
     whole = {name: (size, size, size) for name, size in rows.items()}  # awake, the KV cache is what estimates leave
 
-    def phase(name: str, sizes: dict[str, tuple[int, int, int]]) -> Phase:
+    def phase(name: Literal["awake", "asleep", "waking"], sizes: dict[str, tuple[int, int, int]]) -> Phase:
         low, total, high = (sum(size[end] for size in sizes.values()) for end in range(3))
         own, others = {row: size[1] for row, size in sizes.items() if size[1]}, colocated.in_use.get(name)
-        return Phase(name, own, low, high, others, memory.total - total - (others or 0))  # type: ignore[arg-type]
+        return Phase(name, own, low, high, others, memory.total - total - (others or 0))
 
     awake = phase("awake", whole)
     if not colocated.level:

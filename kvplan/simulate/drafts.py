@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 from engine.draft_rules import DraftRules, by_batch_size, draft_rules
 from engine.drafting import Drafting, DraftStep
@@ -208,7 +208,7 @@ def of_length(length: object, count: int, option: str) -> tuple[float, ...]:
     """Whole drafts first, then what is left of a mean number of tokens a step."""
     if not is_share(length, 1, count + 1):
         raise UsageError(option, f"must be from 1 to {count + 1}", "correct it")
-    return tuple(min(1.0, max(0.0, length - 1 - place)) for place in range(count))  # type: ignore[operator]
+    return tuple(min(1.0, max(0.0, length - 1 - place)) for place in range(count))
 
 
 def checked(rates: object, count: int, option: str) -> tuple[float, ...]:
@@ -219,7 +219,7 @@ def checked(rates: object, count: int, option: str) -> tuple[float, ...]:
     return tuple(map(float, rates))
 
 
-def is_share(value: object, low: int, high: int) -> bool:
+def is_share(value: object, low: int, high: int) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.timing.bounds import TARGETS
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
+from kvplan.report.simulate_text import TARGET_ENDS
 from kvplan.servers.base import parse_engine
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.coverage import ANY, METRICS, Kind, kind_of, score_of, scores
@@ -201,3 +203,10 @@ def test_a_range_says_how_often_it_held_for_its_kind() -> None:
     score = scores()[Kind("experts", "measured", "vllm")]["tpot"]
     coverage = modeled(plan(planned("gpt-oss-120b", "h200"))).coverage
     assert coverage.startswith(f"covers {score.in_range} of {score.results} results per output token")
+
+
+def test_the_ends_of_a_target_are_said_as_they_were_chosen() -> None:
+    low, high = TARGETS
+    assert low == pytest.approx(3 / 10)
+    assert 1 - high == pytest.approx(1 / 25)
+    assert "the lowest 3 in 10 results and the highest 1 in 25" in TARGET_ENDS
