@@ -254,6 +254,8 @@ def command(server: str, model: str, arguments: Said) -> str:
             words.append("--mm-enable-dp-encoder")
         elif server == "sglang" and name == "speculative_method":
             words += ["--speculative-algorithm", "NEXTN"]
+        elif server == "llamacpp" and name == "speculative_method":
+            words += ["--spec-type", "draft-mtp"]
         elif server == "sglang" and name == "enable_expert_parallel":
             words += ["--ep-size", arguments["tensor_parallel_size"]]
         elif ARGUMENTS[name].kind == "flag":
