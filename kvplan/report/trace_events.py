@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvplan.core.errors import EnvironmentProblem
+from kvplan.core.records import dataclass
 from kvplan.measure.rundir import Run
 from kvplan.simulate.tracks import RequestTrack, Tracks
 

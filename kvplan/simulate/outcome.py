@@ -1,7 +1,8 @@
 """Results of `simulate`: one run per variant, with the requested latency targets."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from kvplan.core.records import dataclass
 from kvplan.planning.plan import Plan
 from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.fleet_result import FleetResult
