@@ -1,15 +1,23 @@
 """Lists of models and GPUs for quick reference, and all data of one entry."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
+from kvplan.asked.form import FLAGS, Form, flag_of
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import Table
-from kvplan.core.units import GB, format_count, format_gib, format_size, plural
+from kvplan.core.units import GB, format_count, format_gib, format_size, parse_tokens, plural
+from kvplan.documents.listing import (
+    FittingDocument,
+    FittingRow,
+    GpuDocument,
+    GpuRow,
+    ModelDocument,
+    ModelFacts,
+    ModelRow,
+)
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.hardware.names import read
 from kvplan.models import catalog
@@ -33,20 +41,8 @@ from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Line, Part, line
 from kvplan.report.page import Block, bold
+from kvplan.servers.plans.plan import Plan
 from kvplan.sizing.weights import num_params, stored_dtype
-
-if TYPE_CHECKING:
-    from kvplan.asked.form import Form
-    from kvplan.documents.listing import (
-        FittingDocument,
-        FittingRow,
-        GpuDocument,
-        GpuRow,
-        ModelDocument,
-        ModelFacts,
-        ModelRow,
-    )
-    from kvplan.servers.plans.plan import Plan
 
 ListedRow = Mapping[str, object]
 _PARAMS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([KMBT]?)", re.IGNORECASE)
@@ -89,8 +85,6 @@ def models(
 
 def fitting_models(names: Sequence[str], form: Form, ctx: str | None, largest: int | None) -> CommandAnswer:
     """How many of the models fit on the GPU, the largest, and a table of them."""
-    from kvplan.asked.form import FLAGS, flag_of
-    from kvplan.core.units import parse_tokens
     from kvplan.planning.fitting import CONTEXT, fitting, machine_of
 
     if not names:

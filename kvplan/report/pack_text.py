@@ -1,22 +1,17 @@
 """Servers that share a GPU: on a screen, as Markdown, as CSV and as kvplan/pack@1."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import format_gib, plural
+from kvplan.documents.pack import PackDocument, PackedServer
 from kvplan.planning.pack import Packing, Started, ranks
 from kvplan.planning.plan import serve_command
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, code, heading
 from kvplan.servers.base import terms_of
-
-if TYPE_CHECKING:
-    from kvplan.documents.pack import PackDocument, PackedServer
 
 TITLES = ("server", "model", "utilization", "free before", "weights", "KV cache", "memory", "users", "low")
 FIRST_PORT = 8000

@@ -1,13 +1,12 @@
 """Plans as CSV, one row each, and as Markdown for a pull request; the same numbers as the JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.core.units import GIB, format_gib, format_size, plural
 from kvplan.documents.artifact import plan_document
+from kvplan.documents.plan import PlanDocument
 from kvplan.planning.explain import explain as explained
 from kvplan.planning.plan import Plan
 from kvplan.report.console import (
@@ -35,10 +34,6 @@ from kvplan.report.console import (
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.page import Block, block_text, bold, bullets, code, folded
 from kvplan.servers.plans.plan import BUDGET_ROWS
-
-if TYPE_CHECKING:
-    from kvplan.documents.plan import PlanDocument
-
 
 # Columns of a plan's row of CSV: paths of the JSON document; new ones are only added at the end.
 COLUMNS: Final = (

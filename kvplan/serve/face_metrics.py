@@ -1,7 +1,8 @@
 """The /metrics page with the families of a server's face; figures of a prefill-first scheduler."""
 
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,13 +15,9 @@ from prometheus_client import (
 )
 
 from engine.scheduler import Scheduler
+from kvplan.serve.jobs import Job
 from kvplan.serve.metrics import ServerMetrics
 from kvplan.serve.prompts_first import ServedPromptsFirst
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from kvplan.serve.jobs import Job
 
 INTERVAL: Final = 40  # decode steps after which the throughput is counted anew: --decode-log-interval
 STREAMS: Final = {True: "true", False: "false"}
@@ -29,7 +26,7 @@ STREAMS: Final = {True: "true", False: "false"}
 class FaceMetrics(ServerMetrics):
     """Metrics of a server with a face, updated like those of any other; now: the clock of all times."""
 
-    def __init__(self, face: ModuleType, model_name: str, scheduler: Scheduler, now: "Callable[[], float]") -> None:
+    def __init__(self, face: ModuleType, model_name: str, scheduler: Scheduler, now: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         GCCollector(self.registry)
         PlatformCollector(self.registry)
@@ -80,7 +77,7 @@ class FaceMetrics(ServerMetrics):
 
     def rejected(self, limit: str) -> None: ...
 
-    def tokens(self, counts: "Mapping[Job, int]", now: float) -> None:
+    def tokens(self, counts: Mapping[Job, int], now: float) -> None:
         for job in counts:
             times = job.times
             if times.last_token:
@@ -91,7 +88,7 @@ class FaceMetrics(ServerMetrics):
             times.last_token = now
         self._num_tokens += sum(counts.values())
 
-    def _observe(self, name: str, job: "Job", seconds: float) -> None:
+    def _observe(self, name: str, job: Job, seconds: float) -> None:
         labels = {"is_streaming": STREAMS[job.is_streamed]} if self._face.HISTOGRAMS[name][2] else {}
         self._seconds[name].labels(**self._labels, **labels).observe(seconds)
 
@@ -121,7 +118,7 @@ class FaceMetrics(ServerMetrics):
             for gauge in gauges:
                 gauge.set(figures[source])
 
-    def ended(self, job: "Job", reason: str, now: float) -> None:
+    def ended(self, job: Job, reason: str, now: float) -> None:
         times, request, now = job.times, job.request, now + job.delay
         assert request is not None
         streams, num_tokens = STREAMS[job.is_streamed], request.seq.num_output_tokens
