@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.adapters import Adapters, NoAdapters
+from engine.adapters import Adapters
 from engine.delta_net import DeltaNetLayer
 from engine.kv_cache import KVCache
 from engine.layers import Builder, GroupedAttention, LatentAttentionLayer, Mlp, Moe, Vocabulary
@@ -110,8 +110,8 @@ class Model:
         self.spec, self.decoder, self.kernels = spec, spec.decoder, kernels
         self.max_model_len, self.device = max_model_len, device
         self.buffers: dict[Rotary | int, torch.Tensor] = {}  # rotary tables, and what was made of quantized weights
-        self.adapters = adapters or NoAdapters()
-        builder = self.adapters.builder(source, tp, kernels, dtype, device, spec.quantization)
+        self.adapters = adapters or Adapters()
+        builder = self.adapters.builder(Builder(source, tp, kernels, dtype, device, spec.quantization))
         self.embedding_scale = torch.tensor(self.decoder.embedding_scale, dtype=dtype, device=device)
         self.build(builder)
         self.weights = builder.weights
