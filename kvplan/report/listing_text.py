@@ -9,15 +9,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import GB, format_count, format_gib, format_size, parse_tokens, plural
-from kvplan.documents.listing import (
-    FittingDocument,
-    FittingRow,
-    GpuDocument,
-    GpuRow,
-    ModelDocument,
-    ModelFacts,
-    ModelRow,
-)
+from kvplan.documents import listing as typed
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.hardware.names import read
 from kvplan.models import catalog
@@ -111,7 +103,7 @@ def fitting_models(names: Sequence[str], form: Form, ctx: str | None, largest: i
     options = "".join(f" {FLAGS.get(key, flag_of(key))} {text}" for key, text in words.items())
     more = f"For one of them: kvplan estimate {rows[0]['name'] if rows else 'MODEL'}{options} --ctx {context}"
     more += "".join(f" --gpu-memory-utilization {share}" for share in shares)
-    document: FittingDocument = {
+    document: typed.FittingDocument = {
         "schema": "kvplan/fitting@1", "gpu": what, "context": context, "of": len(names), "fitting": rows,
     }  # fmt: skip
     return CommandAnswer(
@@ -123,20 +115,20 @@ def fitting_models(names: Sequence[str], form: Form, ctx: str | None, largest: i
     )
 
 
-def fitting_row(name: str, plan: Plan) -> FittingRow:
+def fitting_row(name: str, plan: Plan) -> typed.FittingRow:
     users = min(int(plan.concurrency.max), plan.concurrency.max_num_seqs)
     return {**tables.model_row(name, plan.request.spec), "users": users}
 
 
-def parameters_of(row: FittingRow) -> int:
+def parameters_of(row: typed.FittingRow) -> int:
     return row["parameters"]
 
 
-def stored_gb(row: ModelRow) -> str:
+def stored_gb(row: typed.ModelRow) -> str:
     return "?" if row["stored_bytes"] is None else f"{row['stored_bytes'] / GB:,.2f}"
 
 
-def stored_bars(rows: Sequence[ModelRow]) -> list[Figure]:
+def stored_bars(rows: Sequence[typed.ModelRow]) -> list[Figure]:
     return size_bars("Weights as stored", ((row["name"], row["stored_bytes"]) for row in rows))
 
 
@@ -155,7 +147,7 @@ def parse_params(text: str) -> int:
 def one_model(name: str) -> CommandAnswer:
     spec, facts = catalog.load(name), catalog.facts(name)
     row = tables.model_row(spec.name, spec)
-    document: ModelDocument = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
+    document: typed.ModelDocument = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
     details = model_details(spec, facts, row)
     return listed(
         [row],
@@ -167,7 +159,7 @@ def one_model(name: str) -> CommandAnswer:
     )
 
 
-def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[str, str]]:
+def model_details(spec: ModelSpec, facts: Facts, row: typed.ModelRow) -> list[tuple[str, str]]:
     groups = ", ".join(f"{group} {count:,}" for group, count in sorted(num_params(spec).items()) if count)
     rows = [
         ("name", spec.name),
@@ -189,7 +181,7 @@ def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[st
     return rows
 
 
-def weights_text(row: ModelRow, spec: ModelSpec) -> str:
+def weights_text(row: typed.ModelRow, spec: ModelSpec) -> str:
     """Size and format of the checkpoint, and the size of the same parameters unquantized."""
     stored, kind = row["stored_bytes"], row["scheme"] or stored_dtype(spec)
     if stored is None:
@@ -239,7 +231,7 @@ def cache_text(cache: LayerCache) -> str:
             assert_never(cache)
 
 
-def json_details(spec: ModelSpec, facts: Facts) -> ModelFacts:
+def json_details(spec: ModelSpec, facts: Facts) -> typed.ModelFacts:
     return {
         "id": facts["id"],
         "aliases": list(facts.get("aliases", ())),
@@ -272,17 +264,17 @@ def gpus(name: str | None = None) -> tuple[CommandAnswer, str | None]:
 
     if named is None:
         return listed(rows, "gpus", lambda: gpu_parts(rows), lambda: [tables.gpu_list(rows)], sizes), None
-    document: GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}
+    document: typed.GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}
     details = gpu_details(rows[0], named.spec)
     note = None if named.instance is None else named.instance.text
     return listed(rows, "gpus", lambda: fact_lines(details), lambda: [facts_table(details)], sizes, document), note
 
 
-def gpu_parts(rows: Sequence[GpuRow]) -> list[Part]:
+def gpu_parts(rows: Sequence[typed.GpuRow]) -> list[Part]:
     return [tables.gpu_list(rows), line(), *(line(text) for text in OTHER_NAMES)]
 
 
-def gpu_details(row: GpuRow, spec: GpuSpec) -> list[tuple[str, str]]:
+def gpu_details(row: typed.GpuRow, spec: GpuSpec) -> list[tuple[str, str]]:
     spread = "" if spec.total_memory_low == spec.total_memory_high else (
         f", range {format_gib(spec.total_memory_low)} to {format_gib(spec.total_memory_high)}"
     )  # fmt: skip

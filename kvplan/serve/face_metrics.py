@@ -4,15 +4,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final, cast
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    GCCollector,
-    Histogram,
-    PlatformCollector,
-    generate_latest,
-)
+import prometheus_client as prometheus
 
 from engine.scheduler import Scheduler
 from kvplan.serve.jobs import Job
@@ -27,9 +19,9 @@ class FaceMetrics(ServerMetrics):
     """Metrics of a server with a face, updated like those of any other; now: the clock of all times."""
 
     def __init__(self, face: ModuleType, model_name: str, scheduler: Scheduler, now: Callable[[], float]) -> None:
-        self.registry = CollectorRegistry()
-        GCCollector(self.registry)
-        PlatformCollector(self.registry)
+        self.registry = prometheus.CollectorRegistry()
+        prometheus.GCCollector(self.registry)
+        prometheus.PlatformCollector(self.registry)
         self._labels = {"model_name": model_name, **face.LABELS}
         self.last_error = ""
         self._face, self._clock, self._scheduler = face, now, cast("ServedPromptsFirst", scheduler)
@@ -39,18 +31,22 @@ class FaceMetrics(ServerMetrics):
         self._retracted = self._retracted_now = self._num_tokens = 0
         ranked = {**self._labels, **face.RANKS}
         name, text = face.RETRACTED
-        self._retractions = self._family(Counter, name, text, tuple(ranked)).labels(**ranked)
+        self._retractions = self._family(prometheus.Counter, name, text, tuple(ranked)).labels(**ranked)
         self._gauges: dict[str, list[Any]] = {source: [] for _, source in face.GAUGES.values()}  # by what they show
         for name, (text, source) in face.GAUGES.items():
-            self._gauges[source].append(self._family(Gauge, name, text, tuple(ranked)).labels(**ranked))
+            self._gauges[source].append(self._family(prometheus.Gauge, name, text, tuple(ranked)).labels(**ranked))
         self._seconds = {
             name: self._family(
-                Histogram, name, text, (*self._labels, *(["is_streaming"] if splits else [])), buckets=buckets
+                prometheus.Histogram,
+                name,
+                text,
+                (*self._labels, *(["is_streaming"] if splits else [])),
+                buckets=buckets,
             )
             for name, (text, buckets, splits) in face.HISTOGRAMS.items()
         }
         self._counters_of = {
-            name: self._family(Counter, name, text, (*self._labels, *([label] if label else [])))
+            name: self._family(prometheus.Counter, name, text, (*self._labels, *([label] if label else [])))
             for name, (text, label) in face.COUNTERS.items()
         }
         self.levels(scheduler)
@@ -73,7 +69,7 @@ class FaceMetrics(ServerMetrics):
         }  # fmt: skip
 
     def page(self) -> bytes:
-        return generate_latest(self.registry)
+        return prometheus.generate_latest(self.registry)
 
     def rejected(self, limit: str) -> None: ...
 
