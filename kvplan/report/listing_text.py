@@ -13,21 +13,9 @@ from kvplan.documents import listing as typed
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.hardware.names import read
 from kvplan.models import catalog
+from kvplan.models import spec as kinds
 from kvplan.models.catalog import Facts
-from kvplan.models.spec import (
-    ChunkedAttention,
-    CompressedLatent,
-    CrossAttention,
-    FullAttention,
-    KeyIndex,
-    LatentAttention,
-    LayerCache,
-    ModelSpec,
-    RecurrentState,
-    SlidingWindow,
-    SparseIndexer,
-    WindowLatent,
-)
+from kvplan.models.spec import ModelSpec
 from kvplan.report import console as tables
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
@@ -192,7 +180,7 @@ def weights_text(row: typed.ModelRow, spec: ModelSpec) -> str:
 
 def layer_groups(spec: ModelSpec) -> list[str]:
     """A line per kind of layer: "32 x 8 KV heads of 128"."""
-    counts: dict[tuple[LayerCache, ...], int] = {}
+    counts: dict[tuple[kinds.LayerCache, ...], int] = {}
     for caches in spec.layers:
         counts[caches] = counts.get(caches, 0) + 1
     return [f"{n} x {' + '.join(cache_text(c) for c in caches) or 'no cache'}" for caches, n in counts.items()]
@@ -203,29 +191,29 @@ def heads_text(heads: int, head_dim: int, head_dim_v: int) -> str:
     return f"{heads} KV heads of {width}"
 
 
-def cache_text(cache: LayerCache) -> str:
+def cache_text(cache: kinds.LayerCache) -> str:
     match cache:
-        case FullAttention(heads, k, v):
+        case kinds.FullAttention(heads, k, v):
             return heads_text(heads, k, v)
-        case SlidingWindow(heads, k, v, window):
+        case kinds.SlidingWindow(heads, k, v, window):
             return f"{heads_text(heads, k, v)}, window of {window:,} tokens"
-        case ChunkedAttention(heads, k, v, chunk):
+        case kinds.ChunkedAttention(heads, k, v, chunk):
             return f"{heads_text(heads, k, v)}, chunks of {chunk:,} tokens"
-        case LatentAttention(rank, rope, sparse):
+        case kinds.LatentAttention(rank, rope, sparse):
             return f"latent of {rank} + {rope} (MLA{', sparse' if sparse else ''})"
-        case WindowLatent(width, rope, window):
+        case kinds.WindowLatent(width, rope, window):
             return f"latent of {width} + {rope}, window of {window:,} tokens"
-        case CompressedLatent(width, rope, ratio, _):
+        case kinds.CompressedLatent(width, rope, ratio, _):
             return f"latent of {width} + {rope} for every {plural(ratio, 'token')}"
-        case SparseIndexer(width, pool) if pool > 1:
+        case kinds.SparseIndexer(width, pool) if pool > 1:
             return f"index keys of {width} for every {pool} tokens"
-        case SparseIndexer(width) | KeyIndex(width):
+        case kinds.SparseIndexer(width) | kinds.KeyIndex(width):
             return f"index keys of {width}"
-        case RecurrentState(kind="short_conv", conv_kernel=kernel, convolution=parts):
+        case kinds.RecurrentState(kind="short_conv", conv_kernel=kernel, convolution=parts):
             return f"short_conv state of {kernel - 1} x {sum(part.size for part in parts):,}"
-        case RecurrentState(kind=kind, heads=heads, head_shape=shape):
+        case kinds.RecurrentState(kind=kind, heads=heads, head_shape=shape):
             return f"{kind} state" + (f" of {heads} x {shape[0]} x {shape[1]}" if heads else "")
-        case CrossAttention(heads, k, v):
+        case kinds.CrossAttention(heads, k, v):
             return f"{heads_text(heads, k, v)} over the encoder's tokens"
         case _:
             assert_never(cache)
