@@ -210,8 +210,7 @@ def _planned(the_plan: Plan, price: float | None) -> SweepRow:
     request, answer, capacity, fits = the_plan.request, the_plan.concurrency, the_plan.capacity, the_plan.fits
     cache = the_plan.slots
     args, gpus, replicas, most = request.args, num_gpus(the_plan), answer.replicas, the_plan.settings.max_num_seqs
-    likely = answer.users * replicas
-    low, high = (None if users is None else users * replicas for users in (answer.users_low, answer.users_high))
+    low, likely, high = answer.all_users
     cost = None if price is None else price * gpus
     return SweepRow(
         request.spec.name, request.gpu.name, request.release.label, gpus,
