@@ -23,7 +23,6 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.servers.base import SERVERS, is_named, programs, server_of
-from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.command import Resources
 from kvplan.servers.words.shell import is_shell, names_server
 
@@ -287,7 +286,9 @@ def alone(node: Any, place: Place, where: str, above: Mapped) -> Iterator[tuple[
             yield from alone(item, place, where, above)
     if not isinstance(node, dict):
         return
-    here = lined(node, {**above, **{key: node[key] for key in ("resources", "nodeSelector", "affinity") if key in node}})
+    here = lined(
+        node, {**above, **{key: node[key] for key in ("resources", "nodeSelector", "affinity") if key in node}}
+    )
     name = str(node.get("name") or place.name)
     num_pods = whole(mapping(node, "multinode").get("nodeCount"), place.num_pods, "nodeCount", where)
     place = place._replace(name=name, replicas=count_of(node, where, place.replicas), num_pods=num_pods)
