@@ -286,9 +286,8 @@ def alone(node: Any, place: Place, where: str, above: Mapped) -> Iterator[tuple[
             yield from alone(item, place, where, above)
     if not isinstance(node, dict):
         return
-    here = lined(
-        node, {**above, **{key: node[key] for key in ("resources", "nodeSelector", "affinity") if key in node}}
-    )
+    around = {key: node[key] for key in ("resources", "nodeSelector", "affinity") if key in node}
+    here = lined(node, above | around)
     name = str(node.get("name") or place.name)
     num_pods = whole(mapping(node, "multinode").get("nodeCount"), place.num_pods, "nodeCount", where)
     place = place._replace(name=name, replicas=count_of(node, where, place.replicas), num_pods=num_pods)

@@ -186,7 +186,10 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
     options = {option for param in context.command.params for option in (*param.opts, *param.secondary_opts)}
     if name == "report" and "--gpu" in line:
         return ["estimate" if word == name else word for word in line]
+    is_burst = "--num-prompts" in line and "--rate" in options
     line = list(renamed(targeted(counted(line, options)), options))
+    if is_burst and not {"--rate", "--users"} & {word.partition("=")[0] for word in line}:
+        line += ["--rate", "inf"]  # as `vllm bench serve` sends them
     if name == "serve":
         line = list(without_idle(line, options))
     for option, answers in ASKS.items():

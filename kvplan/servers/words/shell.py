@@ -436,9 +436,8 @@ def framework_server(module: str) -> str | None:
 
 def framework_note(module: str) -> tuple[str, ...]:
     """What is not read of a server that a framework starts."""
-    return (
-        (f"the server is started by {module}: what that sets itself is not read",) if framework_server(module) else ()
-    )
+    own = f"the server is started by {module}: what that sets itself is not read"
+    return (own,) if framework_server(module) else ()
 
 
 def names_server(words: Iterable[str]) -> bool:
