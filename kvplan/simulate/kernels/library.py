@@ -75,7 +75,7 @@ class Kernels:
 
     # --- linear layers
 
-    def gemm(self, form: str, tokens: float, outputs: int, inputs: int) -> float:
+    def gemm(self, form: str, tokens: float, outputs: float, inputs: float) -> float:
         def make() -> Surface:
             for other in (form, *INSTEAD.get(form, ()), "bfloat16"):
                 part = self._part("gemm", other)
@@ -93,10 +93,27 @@ class Kernels:
     # --- experts
 
     def experts(self, form: str, tokens: float, shape: Experts, law: str = "1.2") -> float:
+        if form == roof.IN_BLOCKS:
+            return self._experts_in_blocks(tokens, shape)
         surface = self._surface(("moe", form, shape, law), lambda: self._experts(form, shape, law))
         if self.stated is not None:
             return roof.experts(self.stated, form, tokens, shape)
         return surface(tokens) * roof.experts(self.gpu, form, tokens, shape)
+
+    def _experts_in_blocks(self, tokens: float, shape: Experts) -> float:
+        """Experts as linear layers of one kernel, whose rows the host makes enough for a block of each expert that is
+        not full; no kernel skips rows without a token, and those between them do not know of them either.
+
+        Source: vLLM 0.12 fused_moe/deep_gemm_moe.py (DeepGemmExperts.apply), deep_gemm_utils.py (compute_aligned_M).
+        """
+        hidden, width, topk = shape.hidden, shape.inter / shape.tp, shape.topk
+        rows = tokens * topk + shape.experts / shape.ep * (roof.BLOCK - 1)
+        both = self.gemm("fp8_block", rows, 2 * width, hidden) + self.gemm("fp8_block", rows, hidden, width)
+        least = roof.experts(self.gpu, "fp8_block", tokens, shape)  # of reading weights, which one layer has no more of
+        between = self.small(rows, 3 * width) + self.small(rows, 1.5 * width)  # activation; its result in 8 bits
+        around = self.small(tokens, 1.5 * hidden) + self.small(tokens, (1 + topk) / 2 * hidden)  # 8 bits; to its rows
+        around += self.small(tokens, (1 + topk) * hidden) + 3 * self.small(tokens, 1)  # the sum; counts and places
+        return max(both, least) + between + around
 
     def _experts(self, form: str, shape: Experts, law: str) -> Surface:
         best: tuple[float, str, Surface, Experts] | None = None
