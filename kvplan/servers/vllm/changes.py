@@ -122,8 +122,8 @@ CHANGES: Final = {
         "vLLM platforms/interface.py (_Backend)", "0.8.5, 0.9.2, 0.10.2, 0.11",
     ),
     "experts_in_blocks": ReleaseChange(
-        (0, 11, 1), "DeepGEMM computes experts in fp8 blocks at every size of a step, in rows for a block of 128 tokens "
-        "an expert, filled or not; before, on Hopper from 128 tokens on, and Triton otherwise",
+        (0, 11, 1), "DeepGEMM computes experts in fp8 blocks in steps of any size, with rows for a block of 128 tokens "
+        "an expert, filled or not; before, on Hopper from 128 tokens on, and Triton below",
         "vLLM fused_moe/triton_deep_gemm_moe.py, deep_gemm_utils.py, envs.py (VLLM_USE_DEEP_GEMM_E8M0)",
         "0.10.2, 0.11.0, 0.11.1, 0.12 to 0.14",
     ),

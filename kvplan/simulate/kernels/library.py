@@ -4,6 +4,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from math import log
 from typing import Any, Final
 
@@ -202,28 +203,30 @@ class Kernels:
 
     def timed(self, kind: str, shape: tuple[float, ...], *place: float) -> float:
         """Seconds of a kernel by the kind and shape it was measured for; on other GPUs by their bandwidth."""
-        return self.timed_first([kind], shape, *place)
+        return self.timed_first([(kind,)], shape, *place)
 
-    def timed_first(self, kinds: Sequence[str], shape: tuple[float, ...], *place: float) -> float:
-        """Seconds of the first of these kinds that was measured; of the nearest system's, where this one has none."""
+    def timed_first(self, kinds: Sequence[tuple[str, ...]], shape: tuple[float, ...], *place: float) -> float:
+        """Seconds of the first of these kinds that was measured, under one of its names; of the nearest system's, where
+        this one has none.
+        """
         surface, base = self._timed(tuple(kinds), shape)
         return 1e-6 * surface(*place) * (base.memory_bandwidth or 1) / (self.gpu.memory_bandwidth or 1)
 
-    def _timed(self, kinds: tuple[str, ...], shape: tuple[float, ...]) -> tuple[Surface, GpuSpec]:
+    def _timed(self, kinds: tuple[tuple[str, ...], ...], shape: tuple[float, ...]) -> tuple[Surface, GpuSpec]:
         known = self._known_timed.get((kinds, shape))
         if known is not None:
             return known
         for base, name in ((self.base, self.system.name), *others(self.base)):
-            for kind in kinds:
-                for server in (self.server, "sglang", "vllm"):
+            for names in kinds:
+                for server, kind in product((self.server, "sglang", "vllm"), names):
                     part = system(name).part(f"{kind}/{server}")
                     if part is not None:
                         if base is not self.base:
-                            self.borrowed[f"{kinds[0].partition('/')[0]} of {base.name}"] += 1
+                            self.borrowed[f"{kind.partition('/')[0]} of {base.name}"] += 1
                         index, _ = part.nearest(shape, (1.0,) * len(shape))
                         answer = self._known_timed[kinds, shape] = part.surface(index), base
                         return answer
-        raise AssertionError(f"{kinds[0]} was measured on no GPU")
+        raise AssertionError(f"{kinds[0][0]} was measured on no GPU")
 
     def small(self, tokens: float, width: float) -> float:
         """A norm, a rotation, an activation: one kernel that reads and writes `width` elements of each token."""
