@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -134,9 +133,9 @@ def engine_of(fact: Fact) -> str:
     """vLLM's release by its number; of SGLang the one whose scheduler is simulated; other servers and builds of no
     release are read as vLLM's newest.
     """
-    number = re.match(r"0\.\d+(\.\d+)?(?![\w.])|0\.\d+", fact.version)
-    if fact.engine == "vllm" and number:
-        return f"vllm@{number[0]}"
+    number = fact.version.split(".")
+    if fact.engine == "vllm" and len(number) >= 2 and number[0] == "0" and number[1].isdigit():
+        return f"vllm@0.{number[1]}"
     return "sglang" if fact.engine == "sglang" else "vllm"
 
 

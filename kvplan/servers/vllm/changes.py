@@ -121,12 +121,6 @@ CHANGES: Final = {
         (0, 11), "attention backends go by one name; before, the second engine's ended in _VLLM_V1",
         "vLLM platforms/interface.py (_Backend)", "0.8.5, 0.9.2, 0.10.2, 0.11",
     ),
-    "experts_in_blocks": ReleaseChange(
-        (0, 11, 1), "DeepGEMM computes experts in fp8 blocks in steps of any size, with rows for a block of 128 tokens "
-        "an expert, filled or not; before, on Hopper from 128 tokens on, and Triton below",
-        "vLLM fused_moe/triton_deep_gemm_moe.py, deep_gemm_utils.py, envs.py (VLLM_USE_DEEP_GEMM_E8M0)",
-        "0.10.2, 0.11.0, 0.11.1, 0.12 to 0.14",
-    ),
     "sampler_on_request": ReleaseChange(
         (0, 12), "FlashInfer samples only on request, and sampling sorts: 38 bytes a sequence and vocabulary entry; "
         "before, it sampled wherever it was installed", "vLLM v1/sample/ops/topk_topp_sampler.py",
@@ -199,10 +193,6 @@ CHANGES: Final = {
     "deprecated_methods": ReleaseChange(
         (0, 14), "deprecated quantization methods (fbgemm_fp8) start only with --allow-deprecated-quantization",
         "vLLM model_executor/layers/quantization/__init__.py (DEPRECATED_QUANTIZATION_METHODS)", "0.13, 0.14, 0.33",
-    ),
-    "experts_by_preference": ReleaseChange(
-        (0, 15), "FlashInfer's kernels compute experts in fp8 blocks where they can, before DeepGEMM's; from 0.18 on "
-        "Triton's on Hopper", "vLLM fused_moe/oracle/fp8.py", "0.14 to 0.16, 0.18",
     ),
     "cached_states": ReleaseChange(
         (0, 16), "--enable-prefix-caching keeps recurrent states at block ends: attention blocks cover them",

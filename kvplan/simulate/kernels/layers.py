@@ -25,8 +25,9 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.servers.base import abilities_of
-from kvplan.servers.plans.plan import Plan, Request
+from kvplan.servers.plans.plan import Plan
 from kvplan.servers.plans.weights import draft_layout, weight_layout
+from kvplan.simulate.kernels.choice import multiplies_blocks
 from kvplan.simulate.kernels.roof import IN_BLOCKS, Experts, Heads
 from kvplan.sizing.weights import Layout, expert_tp, local_shape, ranks_of, scheme_for
 
@@ -323,7 +324,8 @@ def layers(plan: Plan, narrow: bool | None = None) -> Layers:
     if peers == 1 and request.args.data_parallel_size > 1:  # replicas that share nothing
         request = replace(request, args=replace(request.args, data_parallel_size=1))
     layout = weight_layout(request, 0)
-    return _read(request.spec, request.gpu, layout, kv_bytes, peers, narrow, multiplies_blocks(request, layout))
+    in_blocks = multiplies_blocks(request.release, request.gpu, expert_tp(layout))
+    return _read(request.spec, request.gpu, layout, kv_bytes, peers, narrow, in_blocks)
 
 
 def draft_layers(plan: Plan, modules: int) -> Layers:
@@ -336,17 +338,8 @@ def draft_layers(plan: Plan, modules: int) -> Layers:
     layout, count = draft_layout(request), max(1, draft.num_layers // modules)
     if count < draft.num_layers:
         draft = replace(draft, layers=draft.layers[:count], layer_weights=draft.layer_weights[:count])
-    return _read(draft, request.gpu, layout, kv_bytes, peers, None, multiplies_blocks(request, layout))
-
-
-DEEP_GEMM: Final = (90, 100)  # CUDA architectures of its kernels
-FEWEST_SHARING: Final = 8  # ranks that share each expert, from which on vLLM 0.12 to 0.14 takes Triton's kernel
-
-
-def multiplies_blocks(request: Request, layout: Layout) -> bool:
-    """Whether experts in fp8 blocks are multiplied in whole blocks of tokens, filled or not."""
-    is_chosen = request.release.has("experts_in_blocks") and not request.release.has("experts_by_preference")
-    return is_chosen and request.gpu.sm in DEEP_GEMM and expert_tp(layout) < FEWEST_SHARING
+    in_blocks = multiplies_blocks(request.release, request.gpu, expert_tp(layout))
+    return _read(draft, request.gpu, layout, kv_bytes, peers, None, in_blocks)
 
 
 def peers_of(plan: Plan, draft: ModelSpec | None = None) -> int:
