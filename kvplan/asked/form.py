@@ -259,6 +259,10 @@ def check_names(form: Form) -> None:
     faults = Faults()
     model, dtype, kv_dtype = (form.text(key) for key in ("model", "dtype", "kv_cache_dtype"))
     with faults.part():
+        if "," in (methods := form.text("quantization") or ""):
+            problem = f"takes one method here ({printable(methods, 60)!r})"
+            raise UsageError("--quantization", problem, "`kvplan sweep` takes several")
+    with faults.part():
         is_name = "config" not in form.values
         if model is not None and is_name and is_catalog_name(model) and catalog.find(model) is None:
             from kvplan.models.copies import is_copy  # only for a name that is not in the catalog

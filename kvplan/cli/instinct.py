@@ -48,6 +48,11 @@ OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "--pipeline-parallel": ("--pp",),
     "--slos": ("--slo",),
 }
+HINTS: Final[Mapping[str, str]] = {  # of words that are no option
+    "--budget": "prices rank GPUs: `kvplan recommend llama-3.1-8b --users 10 --prices h100-80g=3.80,l4=0.80`",
+    "--model": "name the model without a flag: `kvplan estimate llama-3.1-8b --gpu h100`",
+    "--images": "per request: `--limit-mm-per-prompt image=4`; their tokens count in --ctx",
+}
 # Of a server, and without effect on what a client of `kvplan serve` sees; ! takes no value.
 COUNTS: Final = ("--num-gpus", "--n-gpus", "--gpu-count", "--gpus-per-node")  # of the GPU that --gpu names
 IDLE_FLAGS: Final = (
@@ -165,7 +170,10 @@ def is_model(word: str) -> bool:
 def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
     """A line whose command does not know an option or takes fewer words."""
     options = {option for param in context.command.params for option in (*param.opts, *param.secondary_opts)}
-    line = list(renamed(counted(line, options), options))
+    line = list(renamed(counted(with_values(line, name, options), options), options))
+    name = next(word for word in line if not word.startswith("-"))
+    if name not in (context.command.name, ASKS_USERS):
+        return line
     if name == "serve":
         line = list(without_idle(line, options))
     if "--users" not in options and any(word.partition("=")[0] == "--users" for word in line):
@@ -181,6 +189,42 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
         position = len(line) - 1 - line[::-1].index(word)
         line[position : position + 1] = [flag, word]
     return line
+
+
+def with_values(line: list[str], name: str, options: Collection[str]) -> list[str]:
+    """The line with the values of options whose names mean something else here, or nothing."""
+    line = [part for word in line for part in (word.split("=", 1) if word.startswith(("--model=", "--images=")) else [word])]
+    for flag in {"--model", "--images", "-q"} & {*line[:-1]} - ({*options} - {"-q"}):
+        place, value = line.index(flag), line[line.index(flag) + 1]
+        if flag == "--images" and value.isdigit() and (limit := "--limit-mm-per-prompt") in options:
+            line[place : place + 2] = [limit, f"image={value}"]
+        elif flag == "-q" and "--quantization" in options and is_method(value):  # as in vLLM
+            line[place] = "--quantization"
+        elif flag == "--model":
+            line[place : place + 2] = [value]
+            if name == "check" and "--init" not in line:  # without a policy: whether it fits
+                line = ["estimate" if word == name else word for word in line] + ["--exit-code"]
+    return line
+
+
+def is_method(word: str) -> bool:
+    """True for a quantization: a method that a server applies, a format of copies, or a file's type."""
+    from kvplan.models.copies import FORMATS
+    from kvplan.servers.plans.weights import ONLINE_METHODS
+
+    return word in ONLINE_METHODS or any(re.fullmatch(known.words, word) for known in FORMATS) or word[:2] in ("q4", "Q4")
+
+
+def hint(name: str, options: Collection[str]) -> str | None:
+    """What to write for an option of other tools that a command lacks."""
+    other = OTHER_OPTIONS.get(name)
+    if other is not None and other[0] in options:
+        return f"use {' '.join(other)}"
+    if name == "--users" or (other is not None and other[0] == "--users"):
+        return f"`kvplan {ASKS_USERS}` takes --users"
+    if name in COUNTS and "--gpu" in options:
+        return "write the number before the GPU's name: --gpu 8xh100"
+    return HINTS.get(name)
 
 
 def without_idle(line: Sequence[str], options: Collection[str]) -> Iterator[str]:

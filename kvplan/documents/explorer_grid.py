@@ -9,7 +9,7 @@ from kvplan.asked.question import Inputs, default_context, requests
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_count, parse_tokens
 from kvplan.documents.explorer import EXPLORER, FULL, Axis, ExplorerDocument, chart
-from kvplan.planning.grid import arguments_of, parts, prices_of, refuse_undrafted_lists
+from kvplan.planning.grid import arguments_of, copies_of, parts, prices_of, refuse_undrafted_lists
 from kvplan.planning.recommend import MOST_USERS
 from kvplan.planning.sweep import Grid
 from kvplan.servers.base import SERVERS, abilities_of, parse_engine, server_of, terms_of
@@ -127,6 +127,7 @@ def grid_of(form: Form, model: str, release: "Version", reading: Inputs) -> tupl
         arguments = usual | stated
     else:
         arguments = choices(stated, terms_of(release.engine).share_argument)
+    copies, notes = copies_of(with_contexts(plain), stated.get("quantization", ()))
     lengths = (request.args.max_model_len for request in rows)
     longest = max(length for length in lengths if isinstance(length, int))
     grid = Grid(
@@ -134,8 +135,9 @@ def grid_of(form: Form, model: str, release: "Version", reading: Inputs) -> tupl
         shape=(1, inputs.num_gpus, contexts),
         means=(None,) if types and "mean_tokens" not in form.values else means_of(form.text("mean_tokens"), longest),
         arguments=arguments,
+        copies=copies,
     )
-    reading.notes += inputs.notes
+    reading.notes += [*inputs.notes, *(note for note in notes if note not in inputs.notes)]
     reading.warnings += inputs.warnings
     return grid, axes_of(grid, release, is_stated="mean_tokens" in form.values)
 
