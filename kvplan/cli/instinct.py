@@ -193,7 +193,9 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
 
 def with_values(line: list[str], name: str, options: Collection[str]) -> list[str]:
     """The line with the values of options whose names mean something else here, or nothing."""
-    line = [part for word in line for part in (word.split("=", 1) if word.startswith(("--model=", "--images=")) else [word])]
+    line = [
+        part for word in line for part in (word.split("=", 1) if word.startswith(("--model=", "--images=")) else [word])
+    ]
     for flag in {"--model", "--images", "-q"} & {*line[:-1]} - ({*options} - {"-q"}):
         place, value = line.index(flag), line[line.index(flag) + 1]
         if flag == "--images" and value.isdigit() and (limit := "--limit-mm-per-prompt") in options:
@@ -212,7 +214,9 @@ def is_method(word: str) -> bool:
     from kvplan.models.copies import FORMATS
     from kvplan.servers.plans.weights import ONLINE_METHODS
 
-    return word in ONLINE_METHODS or any(re.fullmatch(known.words, word) for known in FORMATS) or word[:2] in ("q4", "Q4")
+    return (
+        word in ONLINE_METHODS or any(re.fullmatch(known.words, word) for known in FORMATS) or word[:2] in ("q4", "Q4")
+    )
 
 
 def hint(name: str, options: Collection[str]) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvplan.asked.form import COMMON_GPUS, Form, flag_of, gpus_of, read_form
+from kvplan.asked.form import COMMON_GPUS, Form, flag_of, gpus_of, read_form, with_file, with_only_engine
 from kvplan.asked.question import Inputs, default_context, requests
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_count, parse_tokens
@@ -71,6 +71,7 @@ def explorer_document(
     if not models:
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
     refuse_single(form)
+    form = with_only_engine(form.changed(model=models[0]))
     releases = dict.fromkeys(parse_engine(text) for text in parts(form.text("engine"), "--engine") or by_share())
     reading, errors = Inputs([], 0), list[KvplanError]()
     grids: list[tuple[Grid, list[Axis], str]] = []
@@ -114,7 +115,7 @@ def grid_of(form: Form, model: str, release: "Version", reading: Inputs) -> tupl
     gpus_of(form)  # refuses a number of GPUs: use --tp
     given_lists = arguments_of(form).items()
     stated = {name: values for name, values in given_lists if len(values) > 1 or name in (*LABELS, "quantization")}
-    plain = form.changed(model=model, engine=release.label, mean_tokens=None, **dict.fromkeys(stated))
+    plain = with_file(form.changed(model=model, engine=release.label, mean_tokens=None, **dict.fromkeys(stated)))
     inputs = requests(read_form(with_contexts(plain)))
     rows, contexts = inputs.by_gpu()
     refuse_undrafted_lists(rows, stated)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.asked.form import Form, engine_pairs, flag_of, gpus_of, read_form, refuse_two
+from kvplan.asked.form import Form, engine_pairs, flag_of, gpus_of, read_form, refuse_two, with_file
 from kvplan.asked.question import Inputs, refuse_undrafted, requests
 from kvplan.asked.speculation import FLAG, config_of, in_parts
 from kvplan.core.errors import Faults, UsageError
@@ -48,10 +48,11 @@ def grid_of(form: Form, models: Sequence[str], prices_path: str | None) -> tuple
     inputs = Inputs([], 0)
     shape = (0, 0, 0)
     for model in dict.fromkeys(models) or [None]:
-        of_model = requests(read_form(form.changed(model=model, **cleared)))
+        of_one = with_file(form.changed(model=model, **cleared))
+        of_model = requests(read_form(of_one))
         by_gpu, contexts = of_model.by_gpu()
         rows += by_gpu
-        of_methods, notes = copies_of(form.changed(model=model, **cleared), arguments.get("quantization", ()))
+        of_methods, notes = copies_of(of_one, arguments.get("quantization", ()))
         copies |= {method: (*copies.get(method, ()), *others) for method, others in of_methods.items()}
         shape = (shape[0] + 1, of_model.num_gpus, contexts)
         inputs.notes += [*of_model.notes, *(note for note in notes if note not in of_model.notes)]
@@ -73,9 +74,7 @@ def grid_of(form: Form, models: Sequence[str], prices_path: str | None) -> tuple
     return inputs, grid, prices
 
 
-def copies_of(
-    form: Form, methods: Iterable[str | None]
-) -> tuple[dict[str | None, tuple[Request, ...]], list[str]]:
+def copies_of(form: Form, methods: Iterable[str | None]) -> tuple[dict[str | None, tuple[Request, ...]], list[str]]:
     """(requests of each quantization, the GPUs outermost; notes on the checkpoints that stand for the model)."""
     of_methods = {method: requests(read_form(form.changed(quantization=method))) for method in methods}
     notes = dict.fromkeys(note for inputs in of_methods.values() for note in inputs.notes)

@@ -310,9 +310,9 @@ def check_tiers(plan: Plan, specs: tuple[TierSpec, ...], *, hands_over: bool = F
     """Raise an error for tiers that the server cannot have, and for the server's own tiers without a --tier."""
     args, name = plan.request.args, plan.request.spec.name
     if args.kv_transfer_config is not None and not hands_over:
-        raise UsageError(
-            "simulate", "--kv-transfer-config cannot be simulated", "remove it, or use --tier or --disaggregate"
-        )
+        drafts = args.num_speculative_tokens or plan.request.draft  # neither is simulated with them
+        remedy = "remove it" if drafts else "remove it, or use --tier or --disaggregate"
+        raise UsageError("simulate", "--kv-transfer-config cannot be simulated", remedy)
     if args.kv_offloading_backend == "lmcache":
         raise UsageError("simulate", "LMCache cannot be simulated", "remove --kv-offloading-backend")
     if args.kv_offloading_size and not specs:
