@@ -4,6 +4,7 @@ Read only after a line was refused: the line as it is meant is run in its place,
 """
 
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -48,11 +49,8 @@ OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "--pipeline-parallel": ("--pp",),
     "--slos": ("--slo",),
 }
-HINTS: Final[Mapping[str, str]] = {  # of words that are no option
-    "--budget": "prices rank GPUs: `kvplan recommend llama-3.1-8b --users 10 --prices h100-80g=3.80,l4=0.80`",
-    "--model": "name the model without a flag: `kvplan estimate llama-3.1-8b --gpu h100`",
-    "--images": "per request: `--limit-mm-per-prompt image=4`; their tokens count in --ctx",
-}
+BUDGET: Final = "prices rank GPUs: `kvplan recommend llama-3.1-8b --users 10 --prices h100-80g=3.80,l4=0.80`"
+METHOD: Final = r"(?:fp8|int[48]|w\d+a\d+|awq|gptq|nvfp4|mxfp[48]|bitsandbytes|[iI]?[qQ]\d)"
 # Of a server, and without effect on what a client of `kvplan serve` sees; ! takes no value.
 COUNTS: Final = ("--num-gpus", "--n-gpus", "--gpu-count", "--gpus-per-node")  # of the GPU that --gpu names
 IDLE_FLAGS: Final = (
@@ -108,8 +106,6 @@ def as_command(line: list[str], first: str) -> list[str] | None:
 
 
 def is_server_command(first: str, others: Sequence[str]) -> bool:
-    import shlex
-
     from kvplan.asked.pasted import is_command
 
     words = [first, *others]
@@ -121,8 +117,6 @@ def is_server_command(first: str, others: Sequence[str]) -> bool:
 
 def pasted(line: Sequence[str]) -> list[str]:
     """`kvplan 'vllm serve MODEL' --gpu l40s`, or without the quotes: then --gpu and --format are kvplan's own."""
-    import shlex
-
     if " " in line[0].strip():
         return ["estimate", "--from-command", line[0], *line[1:]]
     words, own = list(line), list[str]()
@@ -192,43 +186,31 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
 
 
 def with_values(line: list[str], name: str, options: Collection[str]) -> list[str]:
-    """The line with the values of options whose names mean something else here, or nothing."""
-    line = [
-        part for word in line for part in (word.split("=", 1) if word.startswith(("--model=", "--images=")) else [word])
-    ]
-    for flag in {"--model", "--images", "-q"} & {*line[:-1]} - ({*options} - {"-q"}):
-        place, value = line.index(flag), line[line.index(flag) + 1]
-        if flag == "--images" and value.isdigit() and (limit := "--limit-mm-per-prompt") in options:
-            line[place : place + 2] = [limit, f"image={value}"]
-        elif flag == "-q" and "--quantization" in options and is_method(value):  # as in vLLM
-            line[place] = "--quantization"
-        elif flag == "--model":
-            line[place : place + 2] = [value]
-            if name == "check" and "--init" not in line:  # without a policy: whether it fits
-                line = ["estimate" if word == name else word for word in line] + ["--exit-code"]
-    return line
-
-
-def is_method(word: str) -> bool:
-    """True for a quantization: a method that a server applies, a format of copies, or a file's type."""
-    from kvplan.models.copies import FORMATS
-    from kvplan.servers.plans.weights import ONLINE_METHODS
-
-    return (
-        word in ONLINE_METHODS or any(re.fullmatch(known.words, word) for known in FORMATS) or word[:2] in ("q4", "Q4")
-    )
+    """The line with what a model's own flag, a number of images and vLLM's -q stand for."""
+    if any(" " in word for word in line):  # a pasted command has words of its own
+        return line
+    text = shlex.join(line)
+    if "--limit-mm-per-prompt" in options:
+        text = re.sub(r"--images[ =](\d+)", r"--limit-mm-per-prompt image=\1", text)
+    if "--quantization" in options:
+        text = re.sub(rf" -q (?={METHOD})", " --quantization ", text)
+    if "--model" not in options and " --model" in text:
+        text = re.sub(" --model[ =]", " ", text)
+        if name == "check" and "--init" not in line:  # without a policy: whether it fits
+            text = f"{text.replace(name, 'estimate', 1)} --exit-code"
+    return shlex.split(text)
 
 
 def hint(name: str, options: Collection[str]) -> str | None:
     """What to write for an option of other tools that a command lacks."""
-    other = OTHER_OPTIONS.get(name)
-    if other is not None and other[0] in options:
-        return f"use {' '.join(other)}"
-    if name == "--users" or (other is not None and other[0] == "--users"):
+    (other, *values) = OTHER_OPTIONS.get(name, (name,))
+    if other != name and other in options:
+        return f"use {' '.join((other, *values))}"
+    if other == "--users":
         return f"`kvplan {ASKS_USERS}` takes --users"
     if name in COUNTS and "--gpu" in options:
         return "write the number before the GPU's name: --gpu 8xh100"
-    return HINTS.get(name)
+    return BUDGET if name == "--budget" else None
 
 
 def without_idle(line: Sequence[str], options: Collection[str]) -> Iterator[str]:

@@ -112,12 +112,10 @@ def lack_text(the_plan: Plan) -> str:
 
 
 def short_where(the_plan: Plan) -> str:
-    """On which of several GPUs bytes are missing: ranks of a stage are alike, stages and placed layers are not."""
+    """On which of several GPUs bytes are missing: of stages one decides, of placed layers the fullest GPU."""
     args = the_plan.request.args
-    if the_plan.slots is not None and args.world_size > 1:
-        return f" on {max(the_plan.slots.places, key=lambda place: place.total if place.free else 0).name}"
-    if args.pipeline_parallel_size > 1:
-        return f" on each GPU of stage {the_plan.stage + 1}"
+    if the_plan.slots is not None or args.pipeline_parallel_size > 1:
+        return " on the fullest GPU" if args.world_size > 1 else ""
     return " on each GPU" if args.world_size > 1 else ""
 
 

@@ -7,7 +7,7 @@ from math import floor
 from kvplan.core.units import MIB, format_apart
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, PoolShare, Refusal, Request, Sized, check_load
-from kvplan.servers.plans.pool import Capacity, cache_notes, largest_context
+from kvplan.servers.plans.pool import cache_notes, largest_context
 from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.sglang import adapters, classes, drafts, exchange, hicache, offload, several_nodes, supported
 from kvplan.servers.sglang import models as sglang_models
@@ -198,7 +198,12 @@ def size(request: Request) -> Sized:
         *replica_notes(args, replicas, ranks),
         *several_nodes.notes(request),
         *short_pool_notes(pool, settings, pages if refusal is None else 0),
-        *prefill_notes(pool, capacity),
+        *(
+            f"a request of {capacity.max_model_len:,} tokens takes {capacity.blocks_per_request:,} blocks while its "
+            f"prompt is computed (windows keep a chunk), {blocks:,} while it decodes"
+            for blocks in [pool.allocated_blocks(capacity.max_model_len)]
+            if blocks < capacity.blocks_per_request
+        ),
     ]
     prefix = [] if slots else cache_notes(request.load, settings, pool)  # states are found where chunks ended
     return Sized(
@@ -207,16 +212,6 @@ def size(request: Request) -> Sized:
         shares, (*notes, *prefix), refusal=refusal,
         seqs=(fewest, max(1, largest)),
     )  # fmt: skip
-
-
-def prefill_notes(pool: SglangPool, capacity: Capacity) -> Iterator[str]:
-    """A note if a request's blocks are those of its prefill, whose chunk the windows hold, too."""
-    blocks, decoding = capacity.blocks_per_request, pool.allocated_blocks(capacity.max_model_len)
-    if decoding < blocks:
-        yield (
-            f"a request of {capacity.max_model_len:,} tokens takes {blocks:,} blocks while its prompt is computed "
-            f"(windows keep a chunk), {decoding:,} while it decodes"
-        )
 
 
 def lacks_reserve(fraction: float, reserved: int, needed: int, usual: float | None) -> Refusal | None:
