@@ -17,7 +17,7 @@ from kvplan.planning.plan import Plan
 from kvplan.planning.sweep import portable_requests
 from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
-from kvplan.simulate.drafts import Acceptance, Drafts, has_drafts, stated_drafts
+from kvplan.simulate.drafts import Acceptance, Drafts, stated_drafts
 from kvplan.simulate.fleet import Autoscale, Fleet, Kind, ReplicaFailure, Role
 from kvplan.simulate.fleet_result import fleet_result
 from kvplan.simulate.handover import Link
@@ -183,7 +183,7 @@ def kinds_of(
 def drafts_stated(options: SimulateOptions, plan: Plan, shares: Shares) -> Drafts | None:
     """The drafts of a fleet's servers, whose acceptance must be stated."""
     stated = Acceptance(options.synthetic_acceptance_length, options.synthetic_acceptance_rates)
-    if has_drafts(plan):
+    if plan.request.draft is not None or plan.request.args.num_speculative_tokens:
         apart, calibrated = options.disaggregate is not None, options.calibration is not None
         refuse_beside_drafts({"--disaggregate": apart, "--calibration": calibrated})
     return stated_drafts(plan, shares, stated)

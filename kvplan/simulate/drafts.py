@@ -113,18 +113,13 @@ class Drafts:
         return self.passes.seconds(batch, batch_work(batch, self.passes.reaches), step.num_next)
 
 
-def has_drafts(plan: Plan) -> bool:
-    """True if something drafts tokens."""
-    return plan.request.draft is not None or plan.request.args.num_speculative_tokens > 0
-
-
 def drafts_of(plan: Plan, shares: Shares, stated: Acceptance = NOTHING_STATED) -> tuple[Drafts, ...]:
     """The drafts of a plan: none, those of the stated acceptance, or, where none is stated, two: of the best and the
     worst.
     """
     args = plan.request.args
     count = args.num_speculative_tokens
-    if not has_drafts(plan):
+    if plan.request.draft is None and not count:
         for flag, value in zip((LENGTH_FLAG, RATES_FLAG), stated, strict=True):
             if value is not None:
                 raise UsageError(

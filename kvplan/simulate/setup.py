@@ -58,13 +58,7 @@ class Setup:
             if caches or run_len is not None or any(isinstance(group, MambaGroup) for group in by_step.groups):
                 return by_step
             return replace(by_step, config=replace(by_step.config, enable_prefix_caching=False))
-        return Unshared(
-            by_step.config,
-            by_step.num_blocks,
-            by_step.groups,
-            by_step.step_time,
-            by_step.arrivals,
-        )
+        return Unshared(by_step.config, by_step.num_blocks, by_step.groups, by_step.step_time, by_step.arrivals)
 
     def simulation(self, arrivals: Arrivals, run_len: int | None = None) -> Simulation:
         """Return a new step-by-step run over these arrivals; run_len: tokens per prefix id."""

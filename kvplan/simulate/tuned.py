@@ -29,7 +29,7 @@ NUM_REQUESTS: Final = "2000"
 MOST_GPUS: Final = 1024
 HIGHEST_RATE: Final = "the highest rate within the targets"  # what is sought where no --rate is given
 SOUGHT: Final = {  # engine arguments that the search must be free to change
-    "pipeline_parallel_size": "stages cannot be simulated",
+    "pipeline_parallel_size": "stages cannot be simulated"
 }
 
 
