@@ -108,15 +108,10 @@ def lack_text(the_plan: Plan) -> str:
     if the_plan.refusal is not None:
         does = "does not fit" if the_plan.refusal.by == "phase" else "does not start:"
         return f"{does} {the_plan.refusal.text}"
-    return f"does not fit, {format_bytes(the_plan.deficit)} short{short_where(the_plan)}"
-
-
-def short_where(the_plan: Plan) -> str:
-    """On which of several GPUs bytes are missing: of stages one decides, of placed layers the fullest GPU."""
     args = the_plan.request.args
-    if the_plan.slots is not None or args.pipeline_parallel_size > 1:
-        return " on the fullest GPU" if args.world_size > 1 else ""
-    return " on each GPU" if args.world_size > 1 else ""
+    which = "the fullest" if the_plan.slots is not None or args.pipeline_parallel_size > 1 else "each"
+    of_gpus = f" on {which} GPU" if args.world_size > 1 else ""
+    return f"does not fit, {format_bytes(the_plan.deficit)} short{of_gpus}"
 
 
 HEADS_ALONE: Final = ("gemma4_assistant", "gemma4_unified_assistant")
