@@ -367,6 +367,7 @@ def wants_json(line: Sequence[str]) -> bool:
 
 def usage_error(error: Any) -> KvplanError:
     """Convert a parser error to kvplan's form: `<flag>: <what is wrong>; <next step>`."""
+    from kvplan.cli.instinct import hint
     from kvplan.core.near import meant, near_names
 
     context = getattr(error, "ctx", None)
@@ -377,7 +378,8 @@ def usage_error(error: Any) -> KvplanError:
             known = option_names(context)
 
             def unknown(name: str) -> KvplanError:
-                return UsageError(name, "no such option", meant(near_names(name, known), help_line))
+                remedy = hint(name, known) or meant(near_names(name, known), help_line)
+                return UsageError(name, "no such option", remedy)
 
             names = dict.fromkeys([error.option_name, *unknown_options(context, output.command_line())])
             return together([unknown(name) for name in names])

@@ -4,6 +4,7 @@ Read only after a line was refused: the line as it is meant is run in its place,
 """
 
 import re
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -64,6 +65,8 @@ OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "--pipeline-parallel": ("--pp",),
     "--slos": ("--slo",),
 }
+BUDGET: Final = "prices rank GPUs: `kvplan recommend llama-3.1-8b --users 10 --prices h100-80g=3.80,l4=0.80`"
+METHOD: Final = r"(?:fp8|int[48]|w\d+a\d+|awq|gptq|nvfp4|mxfp[48]|bitsandbytes|[iI]?[qQ]\d)"
 # Of a server, and without effect on what a client of `kvplan serve` sees; ! takes no value.
 COUNTS: Final = ("--num-gpus", "--n-gpus", "--gpu-count", "--gpus-per-node", "--gpus")  # of the GPU that --gpu names
 TARGETS: Final = {"--ttft": "ttft", "--tpot": "tpot", "--itl": "tpot", "--latency": "latency"}  # of --slo
@@ -122,8 +125,6 @@ def as_command(line: list[str], first: str) -> list[str] | None:
 
 
 def is_server_command(first: str, others: Sequence[str]) -> bool:
-    import shlex
-
     from kvplan.asked.pasted import is_command
 
     words = [first, *others]
@@ -135,8 +136,6 @@ def is_server_command(first: str, others: Sequence[str]) -> bool:
 
 def pasted(line: Sequence[str]) -> list[str]:
     """`kvplan 'vllm serve MODEL' --gpu l40s`, or without the quotes: then --gpu and --format are kvplan's own."""
-    import shlex
-
     if " " in line[0].strip():
         return ["estimate", "--from-command", line[0], *line[1:]]
     words, own = list(line), list[str]()
@@ -187,7 +186,10 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
     if name == "report" and "--gpu" in line:
         return ["estimate" if word == name else word for word in line]
     is_burst = "--num-prompts" in line and "--rate" in options
-    line = list(renamed(targeted(counted(line, options)), options))
+    line = list(renamed(targeted(counted(with_values(line, name, options), options)), options))
+    name = next(word for word in line if not word.startswith("-"))
+    if name not in (context.command.name, ASKS_USERS):
+        return line
     if is_burst and not {"--rate", "--users"} & {word.partition("=")[0] for word in line}:
         line += ["--rate", "inf"]  # as `vllm bench serve` sends them
     if name == "serve":
@@ -206,6 +208,34 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
         position = len(line) - 1 - line[::-1].index(word)
         line[position : position + 1] = [flag, word]
     return line
+
+
+def with_values(line: list[str], name: str, options: Collection[str]) -> list[str]:
+    """The line with what a model's own flag, a number of images and vLLM's -q stand for."""
+    if any(" " in word for word in line):  # a pasted command has words of its own
+        return line
+    text = shlex.join(line)
+    if "--limit-mm-per-prompt" in options:
+        text = re.sub(r"--images[ =](\d+)", r"--limit-mm-per-prompt image=\1", text)
+    if "--quantization" in options:
+        text = re.sub(rf" -q (?={METHOD})", " --quantization ", text)
+    if "--model" not in options and " --model" in text:
+        text = re.sub(" --model[ =]", " ", text)
+        if name == "check" and "--init" not in line:  # without a policy: whether it fits
+            text = f"{text.replace(name, 'estimate', 1)} --exit-code"
+    return shlex.split(text)
+
+
+def hint(name: str, options: Collection[str]) -> str | None:
+    """What to write for an option of other tools that a command lacks."""
+    (other, *values) = OTHER_OPTIONS.get(name, (name,))
+    if other != name and other in options:
+        return f"use {' '.join((other, *values))}"
+    if other == "--users":
+        return f"`kvplan {ASKS_USERS}` takes --users"
+    if name in COUNTS and "--gpu" in options:
+        return "write the number before the GPU's name: --gpu 8xh100"
+    return BUDGET if name == "--budget" else None
 
 
 def without_idle(line: Sequence[str], options: Collection[str]) -> Iterator[str]:

@@ -66,19 +66,24 @@ def models(
 def fitting_models(names: Sequence[str], form: Form, ctx: str | None, largest: int | None) -> CommandAnswer:
     """How many of the models fit on the GPU, the largest, and a table of them."""
     from kvplan.planning.fitting import CONTEXT, fitting, machine_of
+    from kvplan.servers.base import abilities_of, parse_engine, terms_of
+    from kvplan.servers.releases import DEFAULT
 
     if not names:
         raise UsageError("models", "no model matches", "relax NAME or --family")
     context = CONTEXT if ctx is None else parse_tokens(ctx, "--ctx")
     count, machine = machine_of(form)
     what = machine.name if count == 1 else f"{count} x {machine.name}"
-    plans = dict(fitting(names, count, machine, context))
+    release = parse_engine(form.text("engine") or DEFAULT)
+    plans = dict(fitting(names, count, machine, context, release))
     shares = {plan.request.args.gpu_memory_utilization for plan in plans.values()} - {None}
     rows = [fitting_row(name, plan) for name, plan in plans.items()]
     rows = [row for row in rows if largest is None or row["parameters"] <= largest]
     rows.sort(key=parameters_of, reverse=True)
     used = "".join(f", --gpu-memory-utilization {share}" for share in shares)
-    how = f"at {context:,} tokens or their own shorter context, as they are stored (vLLM{used})"
+    files = abilities_of(release.engine).file_types
+    stored = "whole on the GPU, as files of the usual type" if files else "as they are stored"
+    how = f"at {context:,} tokens or their own shorter context, {stored} ({terms_of(release.engine).title}{used})"
     headline = f"{len(rows)} of {len(names)} models fit on {what} {how}"
     if rows:
         headline += f"; the largest is {rows[0]['name']} ({tables.format_params(rows[0]['parameters'])} parameters)"
@@ -105,7 +110,10 @@ def fitting_models(names: Sequence[str], form: Form, ctx: str | None, largest: i
 
 def fitting_row(name: str, plan: Plan) -> typed.FittingRow:
     users = min(int(plan.concurrency.max), plan.concurrency.max_num_seqs)
-    return {**tables.model_row(name, plan.request.spec), "users": users}
+    row = tables.model_row(name, plan.request.spec)
+    if (cache := plan.slots) is not None:
+        row = {**row, "scheme": cache.file_type, "stored_bytes": sum(place.weights for place in cache.places)}
+    return {**row, "users": users}
 
 
 def parameters_of(row: typed.FittingRow) -> int:

@@ -109,6 +109,7 @@ def setting_document(base: Request, choice: Choice, tuned: Tuned) -> typed.Tuned
     return {
         "servers": setting.replicas,
         "tensor_parallel_size": setting.tensor_parallel_size,
+        "data_parallel_size": base.args.data_parallel_size,
         "flags": setting.changes,
         "requests_per_s": choice.tried.rate,
         "low": low,
@@ -130,6 +131,7 @@ def nearest_document(base: Request, nearest: Nearest) -> typed.NearestSetting:
     return {
         "servers": setting.replicas,
         "tensor_parallel_size": setting.tensor_parallel_size,
+        "data_parallel_size": base.args.data_parallel_size,
         "requests_per_s": nearest.rate,
         "targets": [target_document(target) for target in nearest.outcomes],
         "command": shlex.join(serve_command(plan(setting.request(base)))),
@@ -220,9 +222,15 @@ def nearest_text(doc: typed.TuneDocument) -> str:
 
 
 def servers_text(setting: typed.TunedSetting | typed.NearestSetting) -> str:
-    if setting["servers"] == setting["tensor_parallel_size"] == 1:
+    if setting["servers"] == setting["tensor_parallel_size"] == setting["data_parallel_size"] == 1:
         return ""
-    return f"{plural(setting['servers'], 'server')} of TP {setting['tensor_parallel_size']} "
+    return f"{plural(setting['servers'], 'server')} of {split_text(setting)} "
+
+
+def split_text(setting: typed.TunedSetting | typed.NearestSetting) -> str:
+    """A server's ranks: "TP 2", "TP 1 x DP 2"."""
+    ranks = setting["data_parallel_size"]
+    return f"TP {setting['tensor_parallel_size']}" + (f" x DP {ranks}" if ranks > 1 else "")
 
 
 def range_text(setting: typed.TunedSetting) -> str:
@@ -279,7 +287,7 @@ def settings_table(doc: typed.TuneDocument, limit: int) -> Table:
     rows = [
         [
             flags_text(doc, setting) or "(defaults)",
-            f"{setting['servers']} x TP {setting['tensor_parallel_size']}",
+            f"{setting['servers']} x {split_text(setting)}",
             range_text(setting),
             rate_text(float(f"{setting['output_tokens_per_s']:.3g}")),
             *(target_text(target) for target in setting["targets"]),
@@ -288,7 +296,8 @@ def settings_table(doc: typed.TuneDocument, limit: int) -> Table:
         ]
         for setting in chosen(doc)[:limit]
     ]
-    return Table.of(["flags", "servers", "requests/s", "tokens/s", *names, "running", "KV peak"], rows, 2)
+    running = "running per rank" if doc["settings"][0]["data_parallel_size"] > 1 else "running"
+    return Table.of(["flags", "servers", "requests/s", "tokens/s", *names, running, "KV peak"], rows, 2)
 
 
 def remarks(doc: typed.TuneDocument) -> list[str]:

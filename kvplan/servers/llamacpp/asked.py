@@ -90,6 +90,8 @@ def check(request: Request) -> None:
     args, engine = request.args, request.release.engine
     own, title = flags_of(engine), terms_of(engine).title
     check_draft(request)
+    if request.spec.is_encoder:
+        raise UnsupportedModelError(request.spec.name, f"kvplan sizes no encoder on {title}", "use another --engine")
     for name, usual in DEFAULTS.items():
         value = getattr(args, name)
         if value != usual and name not in own and name not in BY_GPUS:
