@@ -138,8 +138,8 @@ MINIMAX_M2 = 62, Experts(3072, 1536, 8, 256, 4, 1)  # layers, and the experts of
 def test_experts_in_whole_blocks_take_as_much_longer_as_was_measured() -> None:
     """MiniMax-M2 on 4 H100, ten users, with DeepGEMM's experts and without: 32.21 and 16.39 ms per output token.
 
-    Source: vllm-project/recipes#112, 2025-11-06. Nine in ten of the tables' kernels are within 10% of what was measured
-    between their places.
+    Source: vllm-project/recipes#112, 2025-11-06; four ranks as in #120. Nine in ten of the tables' kernels are within
+    10% of what was measured between their places.
     """
     kernels, (times, shape) = Kernels(gpu("h100-80g"), "vllm", Shares()), MINIMAX_M2
     blocks, others = (kernels.experts(form, 10, shape) for form in (IN_BLOCKS, "fp8_block"))

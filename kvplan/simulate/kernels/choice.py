@@ -80,11 +80,11 @@ class Blocks(NamedTuple):
     ranks: int
 
 
-# DeepGEMM's contiguous layout, in steps of any size. Until 0.11.0, on Hopper from 128 tokens on, and Triton below (0.11.1
-# and 0.11.2 are not told from it here); from 0.15 on FlashInfer's kernels first, from 0.18 on Triton's on Hopper. Source:
-# vLLM 0.11.0, 0.11.1, 0.12 to 0.16 and 0.18, fused_moe/triton_deep_gemm_moe.py, deep_gemm_utils.py, oracle/fp8.py and
-# quantization/fp8.py. From 0.13 on empty blocks are marked to be skipped; vllm-project/vllm#17934 saw no difference,
-# and vllm-project/llm-compressor#2292 has 0.14 as slow as 0.12.
+# DeepGEMM's contiguous layout, in steps of any size. Until 0.11.0, on Hopper from 128 tokens on, and Triton below
+# (0.11.1 and 0.11.2 are not told apart here); from 0.15 on FlashInfer's kernels first, from 0.18 on Triton's on Hopper.
+# Source: vLLM 0.11.0, 0.11.1, 0.12 to 0.16 and 0.18, fused_moe/triton_deep_gemm_moe.py, deep_gemm_utils.py,
+# oracle/fp8.py and quantization/fp8.py. From 0.13 on empty blocks are marked to be skipped; vllm-project/vllm#17934
+# saw no difference, and vllm-project/llm-compressor#2292 has 0.14 as slow as 0.12.
 IN_BLOCKS: Final = (Blocks("vllm", (0, 12), (0, 15), (90, 100), 8),)
 # Formats whose kernels are the most alike, where a format was not measured.
 INSTEAD: Final = {
