@@ -87,7 +87,8 @@ class ModelType:
     everywhere: Literal["", "lm_head", "embedding", "all"] = ""
     # "whole": on each rank, with a shard as the last stage's head; "whole by rank": with DP attention.
     embedding: Literal["", "whole", "whole by rank"] = ""
-    head: Literal["", "wide", "twice"] = ""  # in float32, and so a table used for both; apart although tied
+    # In float32, and so a table used for both; apart although tied; two of them unless tied.
+    head: Literal["", "wide", "twice", "doubled"] = ""
     dp_attention: bool | None = None  # whether its class supports it, compared with its parameters
     dp_heads: tuple[str | None, ...] = ()  # quantization of checkpoints whose head was compared with it
     offload: bool | None = None  # whether its layers are built with make_layers, compared; else nothing is offloaded
@@ -212,12 +213,13 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "deepseek_v3": ModelType(stages=True, dp_attention=True, dp_heads=("fp8",), adapters=True, offload=True,
         experts_apart=True),
     "deepseek_v32": ModelType(stages=True, dp_attention=True, adapters=True),
+    "dots_ocr": ModelType(head="doubled"),
     "falcon_h1": ModelType(head="wide"),
     "gemma2": ModelType(dp_attention=False, adapters=True, no_head=True, offload=True),
     "gemma3": ModelType(embedding="whole", offload=True, tower="split", tower_size=(12, 768)),
     "gemma3_text": ModelType(tied_inside=True, rope_per_kind=True, embedding="whole", adapters=True),
-    "gemma3n": ModelType(tower_size=(24, 2048)),
-    "gemma3n_text": ModelType(rope_per_kind=True, shares_caches=True),
+    "gemma3n": ModelType(embedding="whole", tower_size=(24, 2048)),
+    "gemma3n_text": ModelType(embedding="whole", rope_per_kind=True, shares_caches=True),
     "gemma4": ModelType(stages=True, embedding="whole", dp_attention=False, tower="split", tower_size=(16, 768),
         tower_place="first"),
     "gemma4_text": ModelType(window_pool=True, tied_inside=True, shares_caches=True),
@@ -240,7 +242,8 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "kimi_vl": ModelType(tower="by data"),
     "iquestloopcoder": ModelType(loops="loop_num"),
     "laguna": ModelType(window_pool=True, stages=True),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), ModelType(head="twice")),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl"), ModelType(head="twice")),
+    "glmasr": ModelType(head="twice", tower_place="whole"),
     **dict.fromkeys(("llama", "mixtral", "phi3"),
         ModelType(stages=True, everywhere="lm_head", dp_attention=False, adapters=True, offload=True)),
     "llama4": ModelType(dp_attention=True, offload=True, tower="split", tower_size=(34, 768), tower_place="on request"),
