@@ -9,10 +9,11 @@ import types
 
 # What configs lack that stand in rows without what says nothing about sizes, and what Transformers 5 no longer has.
 NO_SIZES = {
-    "attention_dropout": 0.0, "embedding_dropout": 0.0, "hidden_dropout": 0.0, "hc_sinkhorn_iters": 20, "hidden_act": "silu",
-    "initializer_range": 0.02, "layer_norm_eps": 1e-5, "output_dropout": 0.0, "pad_token_id": 0,
+    "attention_dropout": 0.0, "embedding_dropout": 0.0, "hc_eps": 1e-6, "hc_pre_from_prev_sublayer": False,
+    "hc_sinkhorn_iters": 20, "hidden_act": "silu", "hidden_dropout": 0.0, "in_chans": 3, "initializer_range": 0.02,
+    "layer_norm_eps": 1e-5, "moe_layer_freq": 1, "output_dropout": 0.0, "pad_token_id": 0,
     "position_embedding_type": "absolute", "resid_dropout": 0.0, "rms_norm_eps": 1e-6, "scoring_func": "sigmoid",
-    "moe_layer_freq": 1, "vision_rope_theta": 10000.0,
+    "vision_rope_theta": 10000.0,
 }  # fmt: skip
 
 
@@ -57,7 +58,7 @@ def on_meta():
                 return args[0]
             if func is torch.Tensor.item and args[0].is_meta:
                 return 0
-            kwargs = dict(kwargs or {})
+            kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
             if func is torch.Tensor.to:
                 args = tuple("meta" if is_gpu(value) else value for value in args)
             if func is not torch.get_device_module and is_gpu(kwargs.get("device")):

@@ -47,8 +47,9 @@ def _table(weight: Weight) -> Weight:
     return replace(weight, split="outputs", pad_rows=VOCAB_PAD, place=Place.FIRST)
 
 
-def _loaded(weight: Weight) -> Weight:
-    return replace(weight, is_loaded=True)
+def _with_packed(weight: Weight) -> tuple[Weight, ...]:
+    """A second table, of the positions of packed patches."""
+    return weight, replace(weight, name="visual.packing_position_embedding", parts=(Part(32768),))
 
 
 def _narrow(weight: Weight) -> Weight:
@@ -84,14 +85,16 @@ def _padded_inputs(weight: Weight) -> Weight:
 
 
 POSITIONS: Final[Mapping[str, WeightChange]] = {"visual.pos_embed": _table}
+PROJECTOR: Final[Mapping[str, WeightChange]] = {"multi_modal_projector.": _whole}
 MERGER: Final[Mapping[str, WeightChange]] = {
     "visual.merger.proj": _whole, "visual.merger.post_projection_norm": _wide,
 }  # fmt: skip
 # Weights that a class keeps in another dtype or shape than vLLM's, by model_type and name.
 TEXTS: Final[Mapping[str, Mapping[str, WeightChange]]] = {
     "afmoe": {"mlp.gate": _narrow},
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), {"self_attn.indexer.wk_weights_proj": _index_key}),
+    "deepseek_v32": {"self_attn.indexer.wk_weights_proj": _index_key},
     "ernie4_5_moe": {"mlp.gate": _narrow, "mlp.gate.e_score_correction_bias": _narrow},
+    "glm_moe_dsa": {"self_attn.indexer.wk_weights_proj": _index_key},
     "glm5_next_text": {"self_attn.indexer.wk_weights_proj": partial(_index_key, dtype="float32")},
     "gemma3n_text": {"model.altup_*": _columns, "model.per_layer_model_projection": _columns},
     "kimi_linear": {"mlp.gate.e_score_correction_bias": _narrow, "block_sparse_moe.experts.*": _biased},
@@ -102,7 +105,11 @@ TEXTS: Final[Mapping[str, Mapping[str, WeightChange]]] = {
 HIDDEN: Final = -1
 # Layers on every rank that pooling classes have in place of an output head: their outputs (0: the config's labels).
 SCORES: Final[Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("EmbeddingGemmaModel", "LlamaEmbeddingModel", "MistralModel", "Qwen3Model"), ()),
+    **dict.fromkeys((
+        "EmbeddingGemmaModel", "Lfm2BidirectionalModel", "LlamaEmbeddingModel", "MistralModel", "Qwen3Model",
+        "TransformersEmbeddingModel", "TransformersForSequenceClassification", "TransformersMoEEmbeddingModel",
+        "TransformersMoEForSequenceClassification"
+    ), ()),
     **dict.fromkeys((
         "Gemma2ForSequenceClassification", "LlamaForSequenceClassification", "Qwen2ForSequenceClassification",
         "Qwen3ForSequenceClassification"
@@ -133,9 +140,9 @@ TOWERS: Final[Mapping[str, Mapping[str, WeightChange]]] = {
         "vision_tower.layers.mlp.up": _columns, "vision_tower.layers.mlp.down": _rows,
         "vision_adapter.c_fc": _columns, "vision_adapter.c_proj": _rows,
     },
-    **dict.fromkeys(("lightonocr", "llama4", "mistral3"), {"multi_modal_projector.": _whole}),
+    **dict.fromkeys(("lightonocr", "llama4", "mistral3"), PROJECTOR),
     "mllama": {"vision_model.patch_embedding": _columns, "vision_tower.layers.attn.": _biased},
-    "paddleocr_vl": {"visual.packing_position_embedding": _loaded},
+    "paddleocr_vl": {"visual.embeddings.position_embedding": _with_packed},
     "qwen2_5_vl": {"vision_tower.layers.mlp.up": _padded_outputs, "vision_tower.layers.mlp.down": _padded_inputs},
     "voxtral": {"audio_tower.embed_positions": _narrow},
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm5_next", "glm_ocr"), MERGER),
@@ -195,21 +202,19 @@ def _whole_embedding(spec: ModelSpec) -> ModelSpec:
 @lru_cache(maxsize=256)
 def _spread(spec: ModelSpec, stages: int, sees: bool) -> ModelSpec:
     kind, row = outer_type(spec), outer_of(spec)
+    changes = TEXTS.get(spec.model_type, {})
+    loads = not class_of(spec).text_only and (sees or row.tower_place != "on request")
     changed: dict[int, tuple[Weight, ...]] = {}  # the layers of a tower are one object each, and must stay so
     for weight in spec.other_weights:
-        if id(weight) not in changed:
-            changed[id(weight)] = (
-                _of_tower(weight, kind, loads=not class_of(spec).text_only and (sees or row.tower_place != "on request"))
-                if weight.serves
-                else tuple(
-                    part
-                    for own in _of_text(weight, row, spec.tied, stages)
-                    for part in _parts(TEXTS.get(spec.model_type, {}), own)
-                )
-            )
+        if id(weight) not in changed and weight.serves:
+            changed[id(weight)] = _of_tower(weight, kind, loads=loads)
+        elif id(weight) not in changed:
+            placed = _of_text(weight, row, spec.tied, stages)
+            changed[id(weight)] = tuple(part for own in placed for part in _parts(changes, own))
     others = tuple(part for weight in spec.other_weights for part in changed[id(weight)])
     if spec.architecture in SCORES:
-        others = tuple(weight for weight in others if weight.group != "lm_head") + _scores(spec)
+        kept = (weight for weight in others if weight.group != "lm_head" and weight.name != "lm_head")
+        others = (*kept, *_scores(spec))
     return replace(spec, other_weights=others, layer_weights=_layers(spec))
 
 

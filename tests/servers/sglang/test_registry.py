@@ -9,9 +9,10 @@ from collections import Counter
 import pytest
 
 from tests import oracles
-from tests.support.architectures_sglang import Row, merged, outcome, rows
+from tests.support.architectures_sglang import Row, merged, outcome, rows, weights_of
 
 ANSWERED = [row for row in rows() if "ranks" in row]
+SIZED = [row for row in ANSWERED if not row.get("refused") and any("weights" in answer for answer in row["ranks"])]
 
 
 @pytest.mark.parametrize("row", ANSWERED, ids=lambda row: f"{row['architecture']} {row['kind']}")
