@@ -127,6 +127,7 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "TransformersMultiModalForSequenceClassification", "TransformersMultiModalMoEEmbeddingModel",
         "TransformersMultiModalMoEForCausalLM", "TransformersMultiModalMoEForSequenceClassification"
     ), ModelClass(unmodeled="a model with Transformers' own tower")),
+    **dict.fromkeys(("LlavaVidForCausalLM", "YiVLForCausalLM"), ModelClass(unmodeled="a model in LLaVA's own layout")),
     **dict.fromkeys(("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
         ModelClass(captured_with_images=True, page=128, blackwell="fa4", chosen_alone=True)),
     **dict.fromkeys(("DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM"),

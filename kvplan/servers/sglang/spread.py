@@ -142,7 +142,7 @@ TOWERS: Final[Mapping[str, Mapping[str, WeightChange]]] = {
     },
     **dict.fromkeys(("lightonocr", "llama4", "mistral3"), PROJECTOR),
     "mllama": {"vision_model.patch_embedding": _columns, "vision_tower.layers.attn.": _biased},
-    "paddleocr_vl": {"visual.embeddings.position_embedding": _with_packed},
+    "paddleocr_vl": {"vision_tower.position_embedding": _with_packed},
     "qwen2_5_vl": {"vision_tower.layers.mlp.up": _padded_outputs, "vision_tower.layers.mlp.down": _padded_inputs},
     "voxtral": {"audio_tower.embed_positions": _narrow},
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm5_next", "glm_ocr"), MERGER),
