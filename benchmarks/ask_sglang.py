@@ -13,7 +13,10 @@ import sys
 import traceback
 from pathlib import Path
 
-PARTS = ("text_config", "llm_config", "language_config", "vision_config", "audio_config", "thinker_config")
+PARTS = (
+    "text_config", "llm_config", "language_config", "vision_config", "audio_config", "audio_encoder_config",
+    "thinker_config",
+)  # fmt: skip
 BASES = {"mimo": "Qwen2Config"}  # as the remote class does
 OWN = ("step3p5",)  # the checkpoint's class is taken, although Transformers has one
 

@@ -7,6 +7,15 @@ dtypes, before anything is loaded or converted. A parameter that is used twice c
 
 import types
 
+# What configs lack that stand in rows without what says nothing about sizes, and what Transformers 5 no longer has.
+NO_SIZES = {
+    "attention_dropout": 0.0, "embedding_dropout": 0.0, "hc_eps": 1e-6, "hc_pre_from_prev_sublayer": False,
+    "hc_sinkhorn_iters": 20, "hidden_act": "silu", "hidden_dropout": 0.0, "in_chans": 3, "initializer_range": 0.02,
+    "layer_norm_eps": 1e-5, "moe_layer_freq": 1, "output_dropout": 0.0, "pad_token_id": 0,
+    "position_embedding_type": "absolute", "resid_dropout": 0.0, "rms_norm_eps": 1e-6, "scoring_func": "sigmoid",
+    "vision_rope_theta": 10000.0,
+}  # fmt: skip
+
 
 class Group:
     """Answers what a model's construction asks of a process group of a size."""
@@ -35,17 +44,53 @@ def play_groups(tp, pp, stage):
     parallel.override_permanently(**groups)
 
 
+def on_meta():
+    """A mode in which tensors that a class asks for on a GPU are on the meta device."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def is_gpu(value):
+        return isinstance(value, (str, torch.device)) and str(value).split(":")[0] == "cuda"
+
+    class OnMeta(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is torch.Tensor.cuda:
+                return args[0]
+            if func is torch.Tensor.item and args[0].is_meta:
+                return 0
+            kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+            if func is torch.Tensor.to:
+                args = tuple("meta" if is_gpu(value) else value for value in args)
+            if func is not torch.get_device_module and is_gpu(kwargs.get("device")):
+                kwargs["device"] = "meta"
+            return func(*args, **kwargs)
+
+    return OnMeta()
+
+
 def build(server, stage=0):
     """SGLang's own model of one rank."""
+    import deep_gemm
     import torch
+    import transformers
     from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.layers.moe.utils import initialize_moe_config
     from sglang.srt.model_loader.loader import _get_quantization_config, _initialize_model
     from sglang.srt.model_loader.utils import set_default_torch_dtype
+    from sglang.srt.runtime_context import get_exec
 
     play_groups(server.tp, server.pp, stage)
+    for name, value in NO_SIZES.items():
+        setattr(transformers.PretrainedConfig, name, value)
+    if server.model_config.hf_text_config.model_type.startswith("gemma"):
+        transformers.PretrainedConfig.hidden_act = "gelu_pytorch_tanh"
+    initialize_moe_config()
+    if offloads := get_exec().offload.ple_offload_embedding:  # as its loader does
+        server.model_config.hf_text_config.ple_offload_embedding = offloads
+    deep_gemm.get_num_sms = lambda: torch.cuda.get_device_properties(0).multi_processor_count
     load = LoadConfig(load_format="dummy")
     quantization = _get_quantization_config(server.model_config, load)
-    with set_default_torch_dtype(server.model_config.dtype), torch.device("meta"):
+    with set_default_torch_dtype(server.model_config.dtype), torch.device("meta"), on_meta():
         return _initialize_model(server.model_config, load, quantization)
 
 
