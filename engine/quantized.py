@@ -173,7 +173,7 @@ def load(
     scheme  None: plain, in the dtype that `empty` has when it is not told any
     """
     if scheme is None:
-        return _plain(pieces, source, empty)
+        return _values(pieces, source, empty)
     match scheme.kind:
         case "fp8_tensor" | "fp8_channel":
             return _fp8(scheme, pieces, source, empty, buffer)
@@ -195,17 +195,9 @@ def _sizes(pieces: list[Piece]) -> tuple[list[int], int]:
     return [len(piece.local_rows) for piece in pieces], columns
 
 
-def _plain(pieces: list[Piece], source: WeightSource, empty: Empty) -> torch.Tensor:
+def _values(pieces: list[Piece], source: WeightSource, empty: Empty, dtype: torch.dtype | None = None) -> torch.Tensor:
     rows, columns = _sizes(pieces)
-    weight = empty(sum(rows), columns)
-    for view, piece in zip(weight.split(rows), pieces, strict=True):
-        source.fill(view, f"{piece.name}.weight", (piece.outputs, piece.inputs), (piece.rows, piece.columns))
-    return weight
-
-
-def _fp8_values(pieces: list[Piece], source: WeightSource, empty: Empty) -> torch.Tensor:
-    rows, columns = _sizes(pieces)
-    values = empty(sum(rows), columns, dtype=FP8)
+    values = empty(sum(rows), columns, dtype=dtype)
     for view, piece in zip(values.split(rows), pieces, strict=True):
         source.fill(view, f"{piece.name}.weight", (piece.outputs, piece.inputs), (piece.rows, piece.columns))
     return values
@@ -236,7 +228,7 @@ def _fill_scales(
 
 def _fp8(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empty, buffer: Empty) -> Fp8Matrix:
     rows, _ = _sizes(pieces)
-    values = _fp8_values(pieces, source, empty)
+    values = _values(pieces, source, empty, FP8)
     if scheme.kind == "fp8_channel":
         row_scales = empty(sum(rows), dtype=torch.float32)
         for view, piece in zip(row_scales.split(rows), pieces, strict=True):
@@ -275,7 +267,7 @@ def _fp8_block(scheme: Scheme, method: str, pieces: list[Piece], source: WeightS
                 f"{piece.name}: {size} rows before those of {pieces[-1].name} are no whole blocks of {tall}; "
                 "the engine joins whole blocks only"
             )
-    values = _fp8_values(pieces, source, empty)
+    values = _values(pieces, source, empty, FP8)
     counts = [-(-size // tall) for size in rows]
     scales = empty(sum(counts), -(-columns // wide), dtype=torch.float32)
     suffix = "weight_scale_inv" if method == "fp8" else "weight_scale"

@@ -188,7 +188,7 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
     is_burst = "--num-prompts" in line and "--rate" in options
     line = list(renamed(targeted(counted(with_values(line, name, options), options)), options))
     name = next(word for word in line if not word.startswith("-"))
-    if name not in (context.command.name, ASKS_USERS):
+    if name not in (context.command.name, *ASKS.values()):
         return line
     if is_burst and not {"--rate", "--users"} & {word.partition("=")[0] for word in line}:
         line += ["--rate", "inf"]  # as `vllm bench serve` sends them
@@ -232,7 +232,7 @@ def hint(name: str, options: Collection[str]) -> str | None:
     if other != name and other in options:
         return f"use {' '.join((other, *values))}"
     if other == "--users":
-        return f"`kvplan {ASKS_USERS}` takes --users"
+        return f"`kvplan {ASKS['--users']}` takes --users"
     if name in COUNTS and "--gpu" in options:
         return "write the number before the GPU's name: --gpu 8xh100"
     return BUDGET if name == "--budget" else None

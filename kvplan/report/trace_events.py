@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from kvplan.core.errors import EnvironmentProblem
 from kvplan.core.records import dataclass
@@ -17,27 +17,9 @@ if TYPE_CHECKING:
 
 FORMATS: Final = {".pftrace": "pftrace", ".json": "json"}
 GENERATOR: Final = "written by kvplan"
-Sampled = Literal[
-    "rss",
-    "torch_allocated",
-    "torch_reserved",
-    "device_used",
-    "process_used",
-    "num_kv_tokens",
-    "num_filled_slots",
-    "generation_tokens",
-    "power_w",
-    "sm_clock_mhz",
-]
-SAMPLED: Final[dict[Sampled, str]] = {  # sampled values of a run that steps do not report, and their units
-    "rss": "bytes",
-    "torch_allocated": "bytes",
-    "torch_reserved": "bytes",
-    "device_used": "bytes",
-    "process_used": "bytes",
-    "num_kv_tokens": "",
-    "num_filled_slots": "",
-    "generation_tokens": "",
+SAMPLED: Final[Mapping[str, str]] = {  # sampled values of a run that steps do not report, and their units
+    **dict.fromkeys(("rss", "torch_allocated", "torch_reserved", "device_used", "process_used"), "bytes"),
+    **dict.fromkeys(("num_kv_tokens", "num_filled_slots", "generation_tokens"), ""),
     "power_w": "W",
     "sm_clock_mhz": "MHz",
 }
@@ -129,7 +111,7 @@ def samples(run: "Run") -> Process:
     return Process("samples", counters, "run", [Track("stages", slices)])
 
 
-def _sampled(run: "Run", name: Sampled) -> list[tuple[float, int | float]]:
+def _sampled(run: "Run", name: str) -> list[tuple[float, int | float]]:
     points = []
     for sample in run.samples:
         value: object = sample.get(name)  # from a file: may be anything
