@@ -413,7 +413,8 @@ def resume(session: Session, folder: Path) -> None:
     older = [f"{result.name} ({result.commit})" for result in results if is_older(result, session)]
     if older:
         session.say(f"kept of another commit than {commit}: {', '.join(older)}; --again STAGE,... measures them anew")
-    session.left_out |= summary.get("left_out", {})
+    left_out = summary.get("left_out")
+    session.left_out |= left_out if isinstance(left_out, dict) else {}
     if archive_of(folder).exists():
         try:
             unpack_cache(folder, session.work)

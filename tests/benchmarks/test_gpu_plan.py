@@ -192,6 +192,15 @@ def test_tests_that_have_passed_are_in_the_result_at_once_and_once(tmp_path: Pat
     assert (values["headline"], values["numbers"]) == ("2 passed so far", {"passed": ["a", "b"], "failures": 1})
 
 
+@pytest.mark.parametrize("left_out", [None, 0, "x", []])
+def test_what_archives_left_out_may_be_lost(tmp_path: Path, left_out: Any) -> None:
+    arguments = [str(tmp_path), "--device", "cpu", "--commit", "c"]
+    gpu.main(arguments, [fake("a")])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "left_out": left_out}))
+    assert gpu.main([*arguments, "--resume", str(tmp_path)], [fake("a", "sys.exit(1)")]) == 0
+
+
 # --- a disk that takes nothing ----------------------------------------------------------------------------------------
 
 
