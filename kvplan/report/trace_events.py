@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvplan.core.errors import EnvironmentProblem
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, field
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
@@ -18,17 +17,9 @@ if TYPE_CHECKING:
 FORMATS: Final = {".pftrace": "pftrace", ".json": "json"}
 GENERATOR: Final = "written by kvplan"
 Sampled = Literal[
-    "rss",
-    "torch_allocated",
-    "torch_reserved",
-    "device_used",
-    "process_used",
-    "num_kv_tokens",
-    "num_filled_slots",
-    "generation_tokens",
-    "power_w",
-    "sm_clock_mhz",
-]
+    "rss", "torch_allocated", "torch_reserved", "device_used", "process_used", "num_kv_tokens", "num_filled_slots",
+    "generation_tokens", "power_w", "sm_clock_mhz",
+]  # fmt: skip
 SAMPLED: Final[dict[Sampled, str]] = {  # sampled values of a run that steps do not report, and their units
     "rss": "bytes",
     "torch_allocated": "bytes",
