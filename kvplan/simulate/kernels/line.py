@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Known(dict[Key, Value]):
