@@ -7,7 +7,6 @@ and what was just passed. A state is kept for others where a prompt's last block
 """
 
 from collections.abc import Iterable
-from dataclasses import field, replace
 
 from engine.block_manager import (
     NULL_BLOCK,
@@ -23,7 +22,7 @@ from engine.block_manager import (
 from engine.scheduler import Batch, Extension, Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import UsageError
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,8 @@ def kinds_of(
             drafts=drafts_stated(options, plan, shares),
         )  # fmt: skip
         token = token_bytes(plan) if role != "server" else 0
-        return Kind(plan.request.gpu.name, setup.run, role, token, num_gpus(plan) // plan.request.args.data_parallel_size)
+        gpus = num_gpus(plan) // request.args.data_parallel_size
+        return Kind(request.gpu.name, setup.run, role, token, gpus)
 
     def servers(some: SimulateOptions, count: int, role: Role = "server") -> list[Kind]:
         """Servers, each as its data-parallel ranks: they have a scheduler and a pool of their own."""

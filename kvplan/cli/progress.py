@@ -44,9 +44,10 @@ class Interruption(Onlooker):
     def begin(self, load: "Load") -> None:
         self._progress = Progress(load.source.num_requests, load.how, quiet=self.quiet)
 
-    def show(self, finished: int) -> None:
+    def is_over(self, finished: int) -> bool:
         if self._progress is not None:
             self._progress.show(finished)
+        return self.is_asked
 
     def end(self) -> None:
         if self._progress is not None:

@@ -4,6 +4,8 @@
 `__init__` is compiled; comparison, hashing and repr iterate over the fields. Type checkers see the usual decorator.
 """
 
+from dataclasses import field as field
+from dataclasses import replace as replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def scheme_of(
     tables = tables_of(quantization)
     key = (layer, sources, fused)
     if key not in tables.memo:
-        tables.memo[key] = listed_scheme(quantization, layer, sources, fused)
+        tables.memo[key] = listed_scheme(quantization, tables, layer, sources, fused)
     return tables.memo[key]
 
 
@@ -90,8 +90,9 @@ def scheme_of(
 FUSED_FIRST: Final = ("compressed-tensors", "gptq")
 
 
-def listed_scheme(quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str) -> Scheme | None:
-    tables = tables_of(quantization)
+def listed_scheme(
+    quantization: Quantization, tables: "Lists", layer: int | None, sources: tuple[str, ...], fused: str
+) -> Scheme | None:
     if fused and layer is not None and tables.unquantized.find(layer, fused):  # overrides its parts (vLLM 0.33)
         return None
     if quantization.method in FUSED_FIRST and layer is not None and fused:

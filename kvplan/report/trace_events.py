@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from kvplan.core.errors import EnvironmentProblem
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, field
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket

@@ -2,10 +2,9 @@
 
 from array import array
 from collections.abc import Callable
-from dataclasses import field
 
 from engine.scheduler import PrefixCacheStats
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, field
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.records import Records

@@ -1,6 +1,5 @@
 """Figures of a fleet run: overall and per replica."""
 
-
 from kvplan.core.records import dataclass
 from kvplan.simulate.fleet import Fleet, Replica, Role, State
 from kvplan.simulate.records import METRICS, Metric

@@ -8,10 +8,9 @@ What they can do in a second bounds requests and tokens per second, however idle
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, replace
 from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.arrivals import Arrivals
@@ -102,28 +101,27 @@ class Intake:
     def __init__(self, arrivals: Arrivals, host: Host) -> None:
         self._arrivals, self._host = arrivals, host
         self._free = 0.0  # when the front end has dealt with the requests before
-        self._next: tuple[float, float] | None = None  # when the next request is sent, and when the scheduler sees it
+        self._next: tuple[float, float] | None = None  # when the next is taken in, and when the scheduler sees it
 
     def next_time(self) -> float | None:
-        arrival = self._arrivals.next_time()
-        if arrival is None:
-            return None
-        if self._next is None or self._next[0] != arrival:
-            taken_in = max(arrival, self._free) + self._service(self._arrivals.peek())
-            self._next = arrival, taken_in + self._host.delay
+        if self._next is None:
+            arrival, host = self._arrivals.next_time(), self._host
+            if arrival is None:
+                return None
+            service = host.request + host.prompt_token * self._arrivals.peek().prompt_tokens
+            taken_in = max(arrival, self._free) + service
+            self._next = taken_in, taken_in + host.delay
         return self._next[1]
 
     def peek(self) -> TraceRequest:
         return self._arrivals.peek()
 
-    def _service(self, request: TraceRequest) -> float:
-        return self._host.request + self._host.prompt_token * request.prompt_tokens
-
     def pop(self) -> tuple[float, TraceRequest]:
-        """Return the next request and when it was sent."""
-        arrival, request = self._arrivals.pop()
-        self._free, self._next = max(arrival, self._free) + self._service(request), None
-        return arrival, request
+        """Return the next request, of which `next_time` returns the time, and when it was sent."""
+        assert self._next is not None
+        self._free, self._next = self._next[0], None
+        return self._arrivals.pop()
 
     def ended(self, time: float) -> None:
+        self._next = None  # its user may send another request earlier
         self._arrivals.ended(time)

@@ -1,9 +1,8 @@
 """Results of `simulate`: one run per variant, with the requested latency targets."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, replace
 from kvplan.planning.plan import Plan
 from kvplan.simulate.ranges import Ranges
 from kvplan.simulate.result import Result

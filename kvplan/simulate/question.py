@@ -43,15 +43,11 @@ class Onlooker:
     def begin(self, load: Load) -> None:
         """A run of this load begins."""
 
-    def show(self, finished: int) -> None:
-        """So many of its requests are finished."""
-
     def end(self) -> None:
         """The run is over."""
 
     def is_over(self, finished: int) -> bool:
-        """Show the progress; whether the run is to end now."""
-        self.show(finished)
+        """Hear that so many of its requests are finished; whether the run is to end now."""
         return self.is_asked
 
 
@@ -229,7 +225,7 @@ def run(simulation: Started, load: Load, onlooker: Onlooker, stop: Callable[[Run
     onlooker.begin(load)
 
     def stop_early(simulation: Run) -> bool:
-        return onlooker.is_over(len(simulation.records)) or (stop is not None and stop(simulation))
+        return onlooker.is_over(len(simulation.records.number)) or (stop is not None and stop(simulation))
 
     simulation.stop = stop_early
     try:

@@ -4,11 +4,10 @@ Rules as in SGLang 0.5.23 (mem_cache/unified_radix_cache.py, unified_cache/unifi
 """
 
 from array import array
-from dataclasses import field
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, field
 
 
 @dataclass(eq=False, slots=True)

@@ -1,10 +1,9 @@
 """Records of finished requests: the only per-request data that a run keeps."""
 
 from array import array
-from dataclasses import field
 from typing import Literal, assert_never
 
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, field
 
 Metric = Literal["ttft", "tpot", "queue", "latency"]
 METRICS: tuple[Metric, ...] = ("ttft", "tpot", "queue", "latency")

@@ -3,7 +3,6 @@
 Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `v1/kv_cache_interface.py`), compared step by step with it.
 """
 
-
 from engine.block_manager import Group, PrefixHit, cdiv
 from engine.extensions import ExtendedConfig, block_manager, extensions
 from engine.scheduler import Batch, Extension, Outcome, Scheduler

@@ -1,9 +1,8 @@
 """Averages over time in a bounded number of buckets, however long the run."""
 
-from dataclasses import field
 from math import inf
 
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, field
 
 MAX_BUCKETS = 1024
 FIRST_WIDTH_S = 0.125
@@ -38,9 +37,17 @@ class Bucket:
 
     def raise_peaks(self, levels: tuple[int, ...]) -> None:
         peaks = self.peaks
-        for i, level in enumerate(levels):
-            if level > peaks[i]:
-                peaks[i] = level
+        running, waiting, used, stored, slots = levels  # written out: it is called at every step
+        if running > peaks[0]:
+            peaks[0] = running
+        if waiting > peaks[1]:
+            peaks[1] = waiting
+        if used > peaks[2]:
+            peaks[2] = used
+        if stored > peaks[3]:
+            peaks[3] = stored
+        if slots > peaks[4]:
+            peaks[4] = slots
 
 
 class Timeline:
@@ -53,7 +60,7 @@ class Timeline:
 
     def add(self, start: float, seconds: float, levels: tuple[int, ...], tokens: int) -> None:
         """Add a step: the levels while it ran, and the number of tokens it sampled."""
-        bucket = self._bucket(start)
+        bucket = self.bucket(start)[0]
         bucket.seconds += seconds
         bucket.tokens += tokens
         sums = bucket.sums
@@ -67,17 +74,15 @@ class Timeline:
 
     def add_wait(self, start: float, seconds: float, waiting: int) -> None:
         """Add the wait of a request that arrived during a step; waiting: queue length including it."""
-        bucket = self._bucket(start)
+        bucket = self.bucket(start)[0]
         bucket.sums[WAITING] += seconds
-        bucket.peaks[WAITING] = max(bucket.peaks[WAITING], waiting)
+        if waiting > bucket.peaks[WAITING]:
+            bucket.peaks[WAITING] = waiting
 
-    def bucket(self, start: float) -> tuple[Bucket, float]:
-        """Return the bucket of a step that begins at `start`, and the next bucket's start."""
-        return self._bucket(start), self._last[2]
-
-    def _bucket(self, start: float) -> Bucket:
-        last, begin, end = self._last
-        if begin <= start < end:
+    def bucket(self, start: float) -> tuple[Bucket, float, float]:
+        """Return the bucket of a step that begins at `start`, its start and its end."""
+        last = self._last
+        if last[1] <= start < last[2]:
             return last
         index = int(start / self.width_s)
         while index >= MAX_BUCKETS:
@@ -87,7 +92,7 @@ class Timeline:
             self.buckets.append(Bucket())
         bucket = self.buckets[index]
         self._last = bucket, index * self.width_s, (index + 1) * self.width_s  # exact: widths are powers of two
-        return bucket
+        return self._last
 
     def _halve(self) -> None:
         merged = []

@@ -9,9 +9,8 @@ to the last bit.
 Only for the cases of `is_unshared`: one group of full-attention layers, first come first served, no tiers.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import field
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, Final, Literal
@@ -19,7 +18,7 @@ from typing import Any, Final, Literal
 from engine.block_manager import FullGroup, Group
 from engine.extensions import ExtendedConfig
 from engine.scheduler import PrefixCacheStats
-from kvplan.core.records import dataclass
+from kvplan.core.records import dataclass, field
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.kernels.line import Line
@@ -109,11 +108,12 @@ class Pool:
         left = self._left
         while count:
             first = left[0]
-            taken = min(count, first[0])
-            first[0] -= taken
-            count -= taken
-            if not first[0]:
-                left.popleft()
+            if count < first[0]:
+                first[0] -= count
+                return
+            count -= first[0]
+            first[0] = 0
+            left.popleft()
 
     def give_back(self, count: int, cached: int) -> list[int] | None:
         """Free `count` blocks, `cached` of them with contents; return their queue entry, or None if none are kept."""
@@ -132,17 +132,14 @@ class Pool:
         if remains is not None:
             self._of[seq] = remains
 
-    def hit(self, seq: Live) -> int:
-        """Return the number of blocks that still have a sequence's contents."""
-        remains = self._of.get(seq)
-        return remains[0] if remains else 0
-
-    def revive(self, seq: Live) -> None:
-        """Reallocate the blocks that still have a sequence's contents to it."""
+    def revive(self, seq: Live) -> int:
+        """Reallocate the blocks that still have a sequence's contents to it; return their number."""
         remains = self._of.pop(seq, None)
+        hit = remains[0] if remains else 0
         if remains:
-            self.free -= remains[0]
+            self.free -= hit
             remains[0] = 0  # the empty entry is dropped when its turn comes
+        return hit
 
     def forget(self, seq: Live) -> None:
         self._of.pop(seq, None)
@@ -199,8 +196,10 @@ class Unshared:
     _read: int = 0
     _stored: int = 0
     _growing: list[int] = field(init=False)  # by step modulo block size: decoding requests that need a block then
-    _ending: dict[int, list[Live]] = field(default_factory=dict)  # step -> requests that get their last token then
-    _agenda: list[int] = field(default_factory=list)  # a heap of these steps
+    _ending: defaultdict[int, list[Live]] = field(  # step -> requests that get their last token then
+        default_factory=lambda: defaultdict(list)
+    )
+    _agenda: list[float] = field(default_factory=lambda: [inf])  # a heap of these steps
 
     def __post_init__(self) -> None:
         self._size = self.groups[0].block_size
@@ -222,7 +221,7 @@ class Unshared:
         return len(self._waiting)
 
     def run(self, until: float = inf) -> None:
-        """Run until the last request ends, no step begins before `until`, or `stop` returns True."""
+        """Run until the last request ends, no step begins before `until`, or `stop`, asked after a step, is True."""
         arrivals = self.arrivals
         while True:
             next_at = arrivals.next_time()
@@ -239,8 +238,8 @@ class Unshared:
                 return
             if not self._decode(until if next_at is None or next_at > until else next_at):
                 self._iterate()
-            if self.stop is not None and self.stop(self):
-                return
+                if self.stop is not None and self.stop(self):
+                    return
 
     def live(self) -> list[int]:
         """Return the numbers of the unfinished requests that have arrived."""
@@ -255,7 +254,7 @@ class Unshared:
             return self.clock
         # No step takes less time than the next one would take now, as the KV that is read only grows.
         steps = min(self._ending) - self._number + self.config.batch_queue_depth - 1
-        return self.clock + steps * self._decode_seconds() * (1 - 1e-9)
+        return self.clock + steps * (self._plain_step().seconds or 0.0) * (1 - 1e-9)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -276,7 +275,8 @@ class Unshared:
 
     def _end(self, seq: Live, *, failed: bool = False) -> None:
         seq.state = "gone"
-        self._pool.forget(seq)
+        if seq.preemptions:
+            self._pool.forget(seq)
         if failed:
             self.counts.failed += 1
         else:
@@ -313,16 +313,15 @@ class Unshared:
         elif step.seconds is None:
             self._pending = None
 
-    def _decode_seconds(self) -> float:
-        """Return the time of a step in which all decoding requests compute the last of their tokens."""
-        return line_seconds(self._line(PLAIN, self._decoding, self._read), self._read)
-
     def _plain_step(self) -> ScheduledStep:
-        return ScheduledStep(self._decode_seconds(), self._decoding)
+        """Return a step in which all decoding requests compute the last of their tokens."""
+        count, read = self._decoding, self._read
+        line = self.step_time.line(count, read) or self._flat(count, read)
+        return ScheduledStep(line_seconds(line, read), count)
 
     def _schedule(self) -> ScheduledStep:
         number, size, pool, reading = self._number, self._size, self._pool, self._reading
-        needed, lasts = self._growing[number % size], self._take_lasts()
+        needed, lasts = self._growing[number % size], self._take_lasts() if self._agenda[0] <= number else []
         part, more = 0, 0
         if reading is not None:
             part = min(reading.known - reading.computed, self.config.max_num_batched_tokens - self._decoding)
@@ -350,10 +349,8 @@ class Unshared:
 
     def _take_lasts(self) -> list[Live]:
         """Return the requests that get their last token in this step, which are no longer on the agenda."""
-        number, agenda = self._number, self._agenda
-        if not agenda or agenda[0] > number:
-            return []
-        heappop(agenda)
+        number = self._number
+        heappop(self._agenda)
         there = self._ending.pop(number)
         return [seq for seq in there if seq.state == "decoding" and seq.offset + number == seq.length - 1]
 
@@ -379,7 +376,8 @@ class Unshared:
         start, number = seq.computed, self._number
         end = seq.computed = start + part
         self._stored += part
-        self.counts.prompt_tokens += max(0, min(part, seq.prompt - start))
+        if start < seq.prompt:
+            self.counts.prompt_tokens += min(part, seq.prompt - start)
         load[0] += part
         load[2] += 1
         load[3] += end
@@ -410,12 +408,9 @@ class Unshared:
 
     def _plan_end(self, seq: Live) -> None:
         number = seq.length - 1 - seq.offset
-        there = self._ending.get(number)
-        if there is None:
-            self._ending[number] = [seq]
+        if number not in self._ending:
             heappush(self._agenda, number)
-        else:
-            there.append(seq)
+        self._ending[number].append(seq)
 
     def _admit(self, budget: int, load: list[int], step: ScheduledStep) -> None:
         waiting, running, pool, config = self._waiting, self._running, self._pool, self.config
@@ -429,11 +424,12 @@ class Unshared:
                 self._end(seq, failed=True)
                 continue
             waiting.popleft()
-            hit = pool.hit(seq) if seq.preemptions else 0
+            hit, start = 0, seq.loaded
+            if seq.preemptions:
+                hit = pool.revive(seq)
+                start = hit * self._size
             if config.enable_prefix_caching:
                 self._count(seq, hit * self._size)
-            pool.revive(seq)
-            start = hit * self._size if seq.preemptions else seq.loaded
             part = min(seq.known - start, budget)
             seq.blocks = -(-(start + part) // self._size)
             pool.take(seq.blocks - hit)
@@ -616,19 +612,23 @@ class Unshared:
             return 0
         if is_late and (self._pending is None or (self._pending.seconds is None and self._pending is not PLAIN)):
             return 0
-        size, growing, timeline, usable = self._size, self._growing, self.timeline, self.num_blocks - 1
-        number = first = self._number
+        size, growing, timeline, line_of = self._size, self._growing, self.timeline, self.step_time.line
+        number, first, usable = self._number, self._number, self.num_blocks - 1
         clock, read, stored, used = self.clock, self._read, self._stored, usable - self._pool.free
         num_running, num_waiting, used_before = len(self._running), len(self._waiting), used
         done: ScheduledStep | None = None
         while clock < bound and used + growing[(number + 1) % size] <= usable:
-            bucket, edge = timeline.bucket(clock)
+            bucket, _, edge = timeline.bucket(clock)
             seconds_sum, (running_sum, waiting_sum, used_sum, stored_sum, _) = bucket.seconds, bucket.sums
             limit, noted, tokens = min(bound, edge), number, 0
             while clock < limit:
                 step = self._pending or PLAIN  # the next to run
                 is_plain, begun = step is PLAIN, number
-                base, slope, until, least = self._line(step, count, read if is_late else read + count)
+                if step.seconds is None:
+                    now = read if is_late else read + count
+                    base, slope, until, least = line_of(count, now) or self._flat(count, now)
+                else:
+                    base, slope, until, least = step.seconds, 0.0, inf, 0.0
                 last = self._agenda[0] if is_plain else number + 1
                 # Add step by step, as the clock does: sums of products would differ in their last bits.
                 while number < last and clock < limit:
@@ -645,7 +645,7 @@ class Unshared:
                     else:
                         now = read = read + count
                     if now > until:
-                        base, slope, until, least = self._line(PLAIN, count, now)
+                        base, slope, until, least = line_of(count, now) or self._flat(count, now)
                     seconds = base + slope * now
                     if seconds < least:
                         seconds = least
@@ -675,14 +675,9 @@ class Unshared:
             self._process(done)
         return number - first
 
-    def _line(self, step: ScheduledStep, count: int, read: int) -> Line:
-        """Return the seconds of a step over the tokens it reads, at least as far as `read`."""
-        if step.seconds is not None:
-            return Line(step.seconds, 0.0)
-        line = self.step_time.line(count, read)
-        if line is None:
-            line = Line(self.step_time.seconds(StepWork(count, count, count, (read,), (read,))), 0.0, read)
-        return line
+    def _flat(self, count: int, read: int) -> Line:
+        """Return the seconds of a step of decoding requests that reads so many tokens, where they are no line."""
+        return Line(self.step_time.seconds(StepWork(count, count, count, (read,), (read,))), 0.0, read)
 
     def _turn(self, step: ScheduledStep) -> tuple[ScheduledStep | None, bool]:
         """Note who gets a last token from the step just scheduled, and a first one from `step`, which has run.
@@ -693,7 +688,7 @@ class Unshared:
         if step is not PLAIN:
             self._pending = PLAIN
             self._give_first_tokens(step)
-        lasts = self._take_lasts()
+        lasts = self._take_lasts() if self._agenda[0] <= self._number else []
         if lasts:
             ahead = self._plain_step()
             self._finish(lasts, ahead)

@@ -123,6 +123,7 @@ def tensors(spec: ModelSpec, layout: weights.Layout) -> Iterator[tuple[int, int]
                 sizes
                 for weight in spec.layer_weights[index]
                 for sizes in loaded(spec, weight, spec.first_layer + index, layout)
+                if any(sizes)
             ]
         yield from by_kind[key]
     for weight in last:

@@ -602,12 +602,10 @@ def stored_bytes(spec: ModelSpec) -> int | None:
     if spec.quantization is not None and not spec.quantization.known:
         return None
     dtype = stored_dtype(spec)
-    by_name = spec.quantization is not None and bool(spec.quantization.names or spec.quantization.patterns)
     total = sum(file_bytes(spec, weight, None, dtype) for weight in spec.other_weights)
     sizes: dict[int, int] = {}
-    for index, weights in enumerate(spec.layer_weights):
-        key = index if by_name else id(weights)
+    for index, key in enumerate(equals(spec, None)):
         if key not in sizes:
-            sizes[key] = sum(file_bytes(spec, weight, index, dtype) for weight in weights)
+            sizes[key] = sum(file_bytes(spec, weight, index, dtype) for weight in spec.layer_weights[index])
         total += sizes[key]
     return total

@@ -123,9 +123,10 @@ class Profile:
 
 def tokens_at(lengths: tuple[int, ...], share: float) -> int:
     """Return the length at a quantile (0 to 1), linear between the points."""
-    after = min(bisect_right(POINTS, share * 100), len(POINTS) - 1)
-    low, high = POINTS[after - 1], POINTS[after]
-    return round(lengths[after - 1] + (lengths[after] - lengths[after - 1]) * (share * 100 - low) / (high - low))
+    percent = share * 100
+    after = bisect_right(POINTS, percent, 1, len(POINTS) - 1)
+    low, shortest = POINTS[after - 1], lengths[after - 1]
+    return round(shortest + (lengths[after] - shortest) * (percent - low) / (POINTS[after] - low))
 
 
 def parse_rate(text: str, option: str) -> float:

@@ -14,14 +14,16 @@ from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.host import Host, host_of
 from kvplan.simulate.kernels.layers import Layers, Linear, Module, draft_layers, layers
 from kvplan.simulate.kernels.library import Kernels, Shares
-from kvplan.simulate.kernels.line import Line
+from kvplan.simulate.kernels.line import Known, Line
 from kvplan.simulate.work import Reach, StepWork
 
 TOKENS: Final = (
     1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
     8192, 12288, 16384, 24576, 32768, 65536,
 )  # fmt: skip
+LOGS: Final = tuple(map(log, TOKENS))
 CONTEXTS: Final = (64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 131072.0, 1048576.0)
+LAST: Final = len(CONTEXTS) - 1
 TYPICAL: Final = (16, 1024)  # sequences, and tokens of each, of the step whose parts are named
 LARGEST: Final = 5  # parts that are named
 SAMPLER_PASSES: Final = 4  # over the logits in 32 bits: softmax, and the choice of a token
@@ -34,36 +36,23 @@ MODULES: Final[Mapping[str, Mapping[str, int]]] = {
 }
 
 
-class Curve:
+class Curve(Known[float, float]):
     """Seconds over tokens on a grid, linear in logarithms, computed where they are asked for."""
 
-    __slots__ = ("_known", "_logs", "_make", "_values")
+    __slots__ = ("_values",)
 
     def __init__(self, make: Callable[[float], float]) -> None:
-        self._make = make
-        self._logs = [log(value) for value in TOKENS]
-        self._values: dict[int, float] = {}
-        self._known: dict[float, float] = {0: 0.0}
-
-    def _value(self, index: int) -> float:
-        known = self._values.get(index)
-        if known is None:
-            known = self._values[index] = log(max(self._make(TOKENS[index]), 1e-12))
-        return known
-
-    def __call__(self, tokens: float) -> float:
-        known = self._known.get(tokens)
-        if known is None:
-            known = self._known[tokens] = self._between(tokens)
-        return known
+        super().__init__(self._between)
+        self._values = Known[int, float](lambda index: log(max(make(TOKENS[index]), 1e-12)))
+        self[0] = 0.0
 
     def _between(self, tokens: float) -> float:
         index = min(max(bisect_right(TOKENS, tokens) - 1, 0), len(TOKENS) - 2)
-        low = self._value(index)
+        low = self._values[index]
         if tokens == TOKENS[index]:
             return exp(low)
-        share = (log(tokens) - self._logs[index]) / (self._logs[index + 1] - self._logs[index])
-        return exp(low + share * (self._value(index + 1) - low))
+        share = (log(tokens) - LOGS[index]) / (LOGS[index + 1] - LOGS[index])
+        return exp(low + share * (self._values[index + 1] - low))
 
 
 class Attention:
@@ -73,21 +62,16 @@ class Attention:
         self, decode: Callable[[float, float, float], float], prefill: Callable[[float, float], float]
     ) -> None:
         """decode: of so many sequences, of their context, and of the tokens that each of them computes."""
-        self.decode, self.prefill = decode, prefill
-        self._lines: dict[object, tuple[Line, ...]] = {}
+        self.decode = decode
+        self.prefill = lru_cache(maxsize=1 << 16)(prefill)  # prompts of the same length come again and again
+        self.lines = Known(self._made)  # by sequences, and tokens that each of them computes
 
     def line(self, count: int, read: int, queries: float = 1.0) -> Line:
-        return self.lines(count, queries)[place_of(count, read)]
+        return self.lines[count, queries][bisect_left(CONTEXTS, read / count, 1, LAST) - 1]
 
-    def lines(self, count: int, queries: float = 1.0) -> tuple[Line, ...]:
-        key = count if queries == 1.0 else (count, queries)
-        lines = self._lines.get(key)
-        if lines is None:
-            lines = self._lines[key] = self._made(count, queries)
-        return lines
-
-    def _made(self, count: int, queries: float) -> tuple[Line, ...]:
+    def _made(self, key: tuple[int, float]) -> tuple[Line, ...]:
         """Lines between contexts; more tokens never take less time."""
+        count, queries = key
         lines, low_s = [], self.decode(count, CONTEXTS[0], queries)
         for low, high in pairwise(CONTEXTS):
             high_s = max(low_s, self.decode(count, high, queries))
@@ -96,11 +80,6 @@ class Attention:
             low_s = high_s
         lines[-1] = lines[-1]._replace(until=float("inf"))
         return tuple(lines)
-
-
-def place_of(count: int, read: int) -> int:
-    """Which of a count's lines holds where so many tokens are read."""
-    return bisect_left(CONTEXTS, read / count, 1, len(CONTEXTS) - 1) - 1
 
 
 class KernelStep:
@@ -120,8 +99,11 @@ class KernelStep:
         self._tokens = Curve(lambda tokens: sum(self.parts(tokens).values()))
         self._prompts = Curve(self._only_prompts)
         self._head = Curve(self._sampled)
-        self._fixed: dict[int, float] = {}
-        self._lines: dict[int, tuple[Line, ...]] = {}
+        self._plain = Known[int, float](  # a step in which so many tokens are decoded, without attention and host
+            lambda count: self._tokens[count] + self._head[count] + self._states("generation", count)
+        )
+        self._lines = Known(self._made)
+        self._scheduling = Known(host.scheduling)
         self.attention = tuple(self._attention(reach) for reach in reaches)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -249,25 +231,15 @@ class KernelStep:
             borrowed = f"; experts shared with {others} as busy as this one{borrowed}"
         return f"{self.kernels.text}{borrowed}; {count} sequences at {context:,} tokens: {', '.join(largest)}"
 
-    def _plain(self, count: int) -> float:
-        """Seconds of a step in which `count` tokens are decoded, without attention and host."""
-        known = self._fixed.get(count)
-        if known is None:
-            known = self._fixed[count] = self._tokens(count) + self._head(count) + self._states("generation", count)
-        return known
-
     def line(self, count: int, read: int) -> Line | None:
         if len(self.attention) != 1:
             return None
-        lines = self._lines.get(count)
-        if lines is None:
-            lines = self._lines[count] = self._made(count)
-        return lines[place_of(count, read)]
+        return self._lines[count][bisect_left(CONTEXTS, read / count, 1, LAST) - 1]
 
     def _made(self, count: int) -> tuple[Line, ...]:
-        added, least = self.host.scheduling(count)
-        plain = self._plain(count)
-        lines = self.attention[0].lines(count)
+        added, least = self._scheduling[count]
+        plain = self._plain[count]
+        lines = self.attention[0].lines[count, 1.0]
         return tuple([Line(plain + line.base + added, line.slope, line.until, least) for line in lines])
 
     def seconds(self, work: StepWork) -> float:
@@ -283,9 +255,9 @@ class KernelStep:
             return seconds if seconds >= line.least else line.least
         queries = tokens / count  # above one: drafts are verified
         if queries == 1.0 and work.num_samples == count:
-            total = self._plain(tokens)
+            total = self._plain[tokens]
         else:
-            total = self._tokens(tokens) + self._head(work.num_samples) + self._states("generation", tokens)
+            total = self._tokens[tokens] + self._head[work.num_samples] + self._states("generation", tokens)
         for kind, read in zip(self.attention, work.read, strict=True):
             line = kind.line(count, read, queries)
             total += line.base + line.slope * read
@@ -296,13 +268,13 @@ class KernelStep:
         prompt, decodes = work.prompt_tokens, work.num_seqs - work.num_prompts
         decoded = work.num_tokens - prompt
         queries = decoded / decodes if decodes else 1.0
-        alone = self._tokens(decoded)
-        added = self._tokens(work.num_tokens) - alone
+        alone = self._tokens[decoded]
+        added = self._tokens[work.num_tokens] - alone
         if self.layers.prompt_linear:
-            added += self._prompts(prompt)
+            added += self._prompts[prompt]
         if self.layers.states:
             added += self._states("context", prompt)
-        total = alone + self._head(max(1, work.num_samples))
+        total = alone + self._head[work.num_samples or 1]
         for kind, pairs, own in zip(self.attention, work.pairs, work.prompt_pairs, strict=True):
             added += kind.prefill(prompt, own)
             if decodes:
@@ -311,7 +283,9 @@ class KernelStep:
                 total += line.base + line.slope * read
         if decodes and self.layers.states:
             total += self._states("generation", decoded)
-        return self.host.seconds(total + self.host.prompt * added, work.num_seqs)
+        on_top, least = self._scheduling[work.num_seqs]
+        seconds = total + self.host.prompt * added + on_top
+        return seconds if seconds >= least else least
 
 
 def kernel_step(
