@@ -1,8 +1,8 @@
 """Manifests: the model-serving containers of a Kubernetes or compose file, each as the command that it runs.
 
 Reads Pod, Deployment, StatefulSet, Job and whatever else holds `containers:`, LeaderWorkerSet, RoleBasedGroup, KServe's
-InferenceService and LLMInferenceService, Helm values of vLLM's production stack, tasks of dstack and SkyPilot, and
-compose files. Nothing is rendered or run. Sources: kubernetes.io (Pod v1, dependent environment variables), the Compose
+InferenceService and LLMInferenceService, Dynamo's deployments, Helm values of vLLM's production stack, tasks of dstack
+and SkyPilot, and compose files. Nothing is rendered or run. Sources: kubernetes.io (Pod v1, dependent environment variables), the Compose
 specification (interpolation), lws.sigs.k8s.io, sgl-project/rbg, KServe's config/llmisvcconfig and config/runtimes,
 production-stack's helm/templates/deployment-vllm-multi.yaml.
 """
