@@ -275,7 +275,7 @@ def serving_places(
         raise UsageError(where, "is a template, which is not rendered", TEMPLATE_CURE)
     else:
         place = Place(name, count_of(spec, where))
-        in_pods = [found for pod in pods(document) for found in of_pod(pod, place)]
+        in_pods = [item for pod in pods(document) for item in of_pod(pod, place)]
         yield from in_pods or alone(document, place, where, Mapped())
 
 
