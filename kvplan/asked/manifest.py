@@ -2,9 +2,9 @@
 
 Reads Pod, Deployment, StatefulSet, Job and whatever else holds `containers:`, LeaderWorkerSet, RoleBasedGroup, KServe's
 InferenceService and LLMInferenceService, Dynamo's deployments, Helm values of vLLM's production stack, tasks of dstack
-and SkyPilot, and compose files. Nothing is rendered or run. Sources: kubernetes.io (Pod v1, dependent environment variables), the Compose
-specification (interpolation), lws.sigs.k8s.io, sgl-project/rbg, KServe's config/llmisvcconfig and config/runtimes,
-production-stack's helm/templates/deployment-vllm-multi.yaml.
+and SkyPilot, and compose files. Nothing is rendered or run. Sources: kubernetes.io (Pod v1, dependent environment
+variables), the Compose specification (interpolation), lws.sigs.k8s.io, sgl-project/rbg, KServe's config/llmisvcconfig
+and config/runtimes, production-stack's helm/templates/deployment-vllm-multi.yaml.
 """
 
 import re

@@ -79,7 +79,12 @@ def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
         return parse_manifest(text, options)
     if not container.is_manifest(text):
         return _parse_line(text, options)
-    return parse_container(manifest.part(text, "--from-command"), options)
+    served = manifest.part(text, "--from-command")
+    command = parse_container(served, options)
+    if served.image and not is_named(text):
+        title = server_of(command.engine or DEFAULT).terms.title
+        command.notes.append(Note(f"{printable(served.image, 100)}: its arguments are read as {title}'s"))
+    return command
 
 
 def parse_snippet(text: str, options: Collection[str]) -> ServeCommand:
@@ -134,9 +139,6 @@ def parse_container(served: "ServedContainer", options: Collection[str] = ()) ->
     command = _parse_line(served.command, options)
     command.resources = served.resources
     command.notes += map(Note, served.notes)
-    if served.image and not is_named(served.command):
-        title = server_of(command.engine or DEFAULT).terms.title
-        command.notes.append(Note(f"{printable(served.image, 100)}: its arguments are read as {title}'s"))
     return command
 
 
