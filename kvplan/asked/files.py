@@ -157,8 +157,8 @@ def from_hub(ref: str, source: Source) -> Resolved:
     except KvplanError as error:
         known = catalog.find(model_id) if source.revision is not None else None
         if known is not None and isinstance(error, EnvironmentProblem):
-            own = f"the catalog's copy is planned, not revision {printable(str(source.revision), 60)}"
-            warning = f"{sentence(error.subject, error.problem)}; {own}"
+            problem = f"the catalog's copy is planned, not revision {printable(str(source.revision), 60)}"
+            warning = f"{sentence(error.subject, error.problem)}; {problem}"
             return Resolved(catalog.load(known, text_only=source.text_only), warnings=[warning])
         why = catalog.missing(model_id)
         if why is not None:

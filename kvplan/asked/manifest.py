@@ -1,10 +1,10 @@
 """Manifests: the model-serving containers of a Kubernetes or compose file, each as the command that it runs.
 
 Reads Pod, Deployment, StatefulSet, Job and whatever else holds `containers:`, LeaderWorkerSet, RoleBasedGroup, KServe's
-InferenceService and LLMInferenceService, Helm values of vLLM's production stack, tasks of dstack and SkyPilot, and
-compose files. Nothing is rendered or run. Sources: kubernetes.io (Pod v1, dependent environment variables), the Compose
-specification (interpolation), lws.sigs.k8s.io, sgl-project/rbg, KServe's config/llmisvcconfig and config/runtimes,
-production-stack's helm/templates/deployment-vllm-multi.yaml.
+InferenceService and LLMInferenceService, Dynamo's deployments, Helm values of vLLM's production stack, tasks of dstack
+and SkyPilot, and compose files. Nothing is rendered or run. Sources: kubernetes.io (Pod v1, dependent environment
+variables), the Compose specification (interpolation), lws.sigs.k8s.io, sgl-project/rbg, KServe's config/llmisvcconfig
+and config/runtimes, production-stack's helm/templates/deployment-vllm-multi.yaml.
 """
 
 import re
@@ -136,6 +136,27 @@ def served(text: str, where: str) -> list[ServedContainer]:
     return named_apart(containers)
 
 
+def part(text: str, where: str) -> ServedContainer:
+    """The only server in a part of a manifest: a service, a container, or only its arguments."""
+    listed = [
+        {"args": each} if isinstance(each, list) and isinstance(each[0], str) else each
+        for each in documents(text, where)
+        if each
+    ]
+    containers, budget = list[ServedContainer](), Budget(where)
+    for node in container.nodes(listed, ("initContainers",)):
+        image = node.get("image")  # Helm values have a mapping here, in some charts including the command
+        if isinstance(image, dict) and not {"command", "args"} & image.keys():
+            image = ":".join(str(image[key]) for key in ("repository", "tag") if image.get(key))
+        if {"image", "command", "args"} & node.keys() and not isinstance(image, dict):
+            place = Place("container", is_compose="args" not in node)
+            containers += read_container(place, lined(node, {**node, "image": image}), Mapped(), budget)
+    if len(containers) != 1:
+        problem = f"{len(containers)} containers run servers" if containers else "no container in it runs a server"
+        raise UsageError(where, problem, "paste the one container, or its command")
+    return containers[0]
+
+
 def named_apart(containers: list[ServedContainer]) -> list[ServedContainer]:
     """Give the containers unique ids: the object's name, plus the container's if an object has several."""
     counts: dict[str, int] = {}
@@ -254,36 +275,24 @@ def serving_places(
         raise UsageError(where, "is a template, which is not rendered", TEMPLATE_CURE)
     else:
         place = Place(name, count_of(spec, where))
-        in_pods = [found for pod in pods(document) for found in of_pod(pod, place)]
+        in_pods = [item for pod in pods(document) for item in of_pod(pod, place)]
         yield from in_pods or alone(document, place, where, Mapped())
 
 
 def pods(document: Mapping[str, Any]) -> Iterator[Mapped]:
     """Everything in a document that has a list of containers."""
-    yield from (node for node in nodes(document) if isinstance(node.get("containers"), list))
+    yield from (lined(node) for node in nodes(document) if isinstance(node.get("containers"), list))
 
 
-def nodes(document: Any) -> Iterator[Mapped]:
+def nodes(document: Any) -> Iterator[dict[str, Any]]:
     """Every mapping in a document outside of a pod's containers."""
-    left: list[Any] = [document]
-    for number, node in enumerate(left):
-        if isinstance(node, dict):
-            yield lined(node)
-            left.extend(value for key, value in node.items() if key not in ("containers", "initContainers"))
-        elif isinstance(node, list):
-            left.extend(node)
-        if number > container.MOST_NODES:
-            return
+    return container.nodes(document, ("containers", "initContainers"))
 
 
 def alone(node: Any, place: Place, where: str, above: Mapped) -> Iterator[tuple[Place, Mapped, Mapped]]:
-    """Containers outside of a list, each under a key of its own: `mainContainer:` of Dynamo, `environment:` of a job.
-
-    above  what stands around a container; the nearest `resources`, `replicas` and number of nodes are its own
-    """
-    if isinstance(node, list):
-        for item in node:
-            yield from alone(item, place, where, above)
+    """Containers under keys of their own (`mainContainer:`), with the nearest resources and replicas around them."""
+    for item in node if isinstance(node, list) else ():
+        yield from alone(item, place, where, above)
     if not isinstance(node, dict):
         return
     around = {key: node[key] for key in ("resources", "nodeSelector", "affinity") if key in node}
@@ -295,7 +304,8 @@ def alone(node: Any, place: Place, where: str, above: Mapped) -> Iterator[tuple[
         yield place, lined(node, {**here, **node}), lined({**here, "resources": None})
     for key, value in node.items():
         if key not in ("initContainers", "containers"):
-            yield from alone(value, place._replace(name=key if isinstance(value, dict) else name), where, here)
+            is_own = isinstance(value, dict) and bool({"replicas", "resources"} & value.keys())
+            yield from alone(value, place._replace(name=key) if is_own else place, where, here)
 
 
 def of_pod(pod: Mapped, place: Place) -> Iterator[tuple[Place, Mapped, Mapped]]:
@@ -418,11 +428,11 @@ def production_stack(spec: Mapped, where: str) -> Iterator[tuple[Place, Mapped, 
         body = Mapped(
             name=name,
             image=f"{model.get('repository', '')}:{model.get('tag', 'latest')}",
-            command=["vllm", "serve", str(model.get("modelURL", "")), *stack_words(mapping(model, "vllmConfig"))],
+            command=["vllm", "serve", str(model["modelURL"]), *stack_words(mapping(model, "vllmConfig"))],
             env=[*lists(spec, "env"), *lists(model, "env")],
         )
         if "vllmConfig" not in model:
-            body["command"] = ["vllm", "serve", str(model.get("modelURL", ""))]
+            del body["command"][3:]
         if model.get("enableLoRA") == "true":
             body["command"].append("--enable-lora")
         if model.get("modelRevision"):
@@ -473,12 +483,14 @@ def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> l
     arguments = words_of(body.get("command" if place.is_compose else "args"), variables, budget)
     if place.kserve:
         entrypoint, arguments = kserve_words(place, entrypoint, arguments, variables)
+    if not entrypoint and len(arguments) == 1 and names_server(arguments[0].split()):  # for a shell
+        arguments = split_words(arguments[0])
     words = [*entrypoint, *arguments]
-    if is_other(image) or not serves(entrypoint, words, image):
+    options = [w for k, v in variables.items() for w in ("-e", k if v is None else f"{k}={v}") if is_name(k)]
+    if is_other(image) or not serves(entrypoint, words, ["docker", "run", *options, image]):
         return []
     if not entrypoint and not names_server(words) and not is_server_image(image):
         words = [*container.server_for(words), *words]
-    options = [w for k, v in variables.items() for w in ("-e", k if v is None else f"{k}={v}") if is_name(k)]
     options += [word for key in container.ELSEWHERE if body.get(key) for word in ("-e", key)]
     script = container.script_of(words)
     if script is not None:  # the reader of scripts replaces what the container's options set
@@ -509,8 +521,8 @@ def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> l
     ]
 
 
-def serves(entrypoint: list[str], words: list[str], image: str) -> bool:
-    """True if a container starts a server: by its words, or with arguments for the image's own entrypoint."""
+def serves(entrypoint: list[str], words: list[str], run: list[str]) -> bool:
+    """True if a container starts a server: by its words, by arguments for its image, or by what runs it alone."""
     script = container.script_of(words)
     if script is not None:
         return any(re.search(pattern, script) for pattern in server_commands())
@@ -518,11 +530,11 @@ def serves(entrypoint: list[str], words: list[str], image: str) -> bool:
         return True
     if entrypoint:
         return False
-    if not words:  # an image that serves without a word, its models named by requests
-        pasted = (server_of(name).pasted() for name in SERVERS)
-        return any(each.starts.alone and each.start(["docker", "run", image]) is not None for each in pasted)
+    if not words:  # an image that serves without a word, its models named by requests or a variable
+        pasted = ((server.starts.alone, server.start(run)) for server in (server_of(name).pasted() for name in SERVERS))
+        return any(start is not None and (is_alone or start.words) for is_alone, start in pasted)
     has_model = any(re.fullmatch(r"--model(?:[-_](?:path|id))?(?:=.*)?", word, re.DOTALL) for word in words)
-    return has_model or (is_server_image(image) and not is_shell(words[0]))
+    return has_model or (is_server_image(run[-1]) and not is_shell(words[0]))
 
 
 @cache
@@ -542,9 +554,7 @@ def is_server_image(image: str) -> bool:
 
 
 def is_other(image: str) -> bool:
-    """True for an image that only imitates a server, such as llm-d-inference-sim, or is a server of its own whose
-    arguments look like one's.
-    """
+    """True for an image that only imitates a server (llm-d-inference-sim), or is one with the same words (TGI)."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     return re.search(r"(?:^|[-_])sim(?:ulator)?$|^text-(?:embeddings|generation)-inference$", name) is not None
 

@@ -4,6 +4,7 @@ The text is split like a shell line and never run. A flag whose effect on memory
 """
 
 import re
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,11 +73,18 @@ def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
     text = manifest.applied(text)
     if snippet.is_snippet(text):
         return parse_snippet(text, options)
+    if (words := snippet.listed(text)) is not None:
+        return on_gpu(_parse_line(shlex.join(words), options), text)
     if manifest.is_manifest_file(text):
         return parse_manifest(text, options)
     if not container.is_manifest(text):
-        return _parse_line(container.settings_line(text) or text, options)
-    return parse_part(text, options)
+        return _parse_line(text, options)
+    served = manifest.part(text, "--from-command")
+    command = parse_container(served, options)
+    if served.image and not is_named(text):
+        title = server_of(command.engine or DEFAULT).terms.title
+        command.notes.append(Note(f"{printable(served.image, 100)}: its arguments are read as {title}'s"))
+    return command
 
 
 def parse_snippet(text: str, options: Collection[str]) -> ServeCommand:
@@ -91,23 +99,16 @@ def parse_snippet(text: str, options: Collection[str]) -> ServeCommand:
     command.notes += map(Note, call.notes)
     if call.accelerator is not None:
         command.resources = ray.resources_of(call.accelerator)
-    return command
+    return on_gpu(command, text)
 
 
-def parse_part(text: str, options: Collection[str]) -> ServeCommand:
-    """Parse a part of a manifest: a service, a container, or only its arguments."""
-    from kvplan.asked import container
-    from kvplan.servers.words import images
+def on_gpu(command: ServeCommand, text: str) -> ServeCommand:
+    """The command with the GPU that a keyword of the code around it names: `gpu="H200"` of a Modal function."""
+    from kvplan.asked import ray
 
-    line, image = container.shell_line(text)
-    command = _parse_line(line, options)
-    if image is not None and not is_named(text):
-        title = server_of(command.engine or DEFAULT).terms.title
-        command.notes.append(Note(f"{printable(image, 100)}: its arguments are read as {title}'s"))
-    for name in SERVERS:
-        label = images.of_words(name, [image or ""]).label
-        if label is not None and (command.engine or name) == name:
-            command.engine = label
+    match = re.search(r"""(?i)\bgpu\s*=\s*["']([a-z][\w-]*)["':!]""", text)
+    if match is not None and command.resources is None:
+        command.resources = ray.resources_of(match[1], "gpu")
     return command
 
 
@@ -138,9 +139,6 @@ def parse_container(served: "ServedContainer", options: Collection[str] = ()) ->
     command = _parse_line(served.command, options)
     command.resources = served.resources
     command.notes += map(Note, served.notes)
-    if served.image and not is_named(served.command):
-        title = server_of(command.engine or DEFAULT).terms.title
-        command.notes.append(Note(f"{printable(served.image, 100)}: its arguments are read as {title}'s"))
     return command
 
 
@@ -166,8 +164,8 @@ def _parse_line(text: str, options: Collection[str] = ()) -> ServeCommand:
     """Parse the server's command in a shell script and ignore the rest of it."""
     from kvplan.asked import batch
 
-    job = batch.job_of(text) if "#SBATCH" in text else batch.Job({})
-    commands = shell.split(text, variables=job.variables)
+    variables, resources, notes = batch.job_of(text) if "#SBATCH" in text else ({}, None, list[Note]())
+    commands = shell.split(text, variables=variables)
     if text.lstrip().startswith("--") and commands:
         from kvplan.asked.container import server_for
 
@@ -179,11 +177,14 @@ def _parse_line(text: str, options: Collection[str] = ()) -> ServeCommand:
         command.engine = started.engine or command.engine
         command.args = {**started.args, **command.args}
         command.notes += map(Note, started.notes)
-        command.resources = job.resources
-        command.notes += job.notes
+        command.resources = resources
+        command.notes += notes
         command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
         refuse_second(command, commands[number + 1 :], name)
         return command
+    for word in (re.sub(r"^\w+=", "", word) for words in commands for word in words if " " in word):
+        if first_start(shell.split(word))[2] is not None:
+            return _parse_line(word, options)  # of another program: alias NAME='...', tmux send-keys "..."
     if len(commands) == 1 and len(commands[0]) == 1 and exists(commands[0][0]) and Path(commands[0][0]).is_file():
         return _parse_file(Path(commands[0][0]), options)
     remedy = f"paste {programs()}, or the `docker run ...` of its image"

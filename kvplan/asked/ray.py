@@ -16,7 +16,6 @@ from kvplan.servers.words.command import Resources
 CLASS: Final = "LLMConfig"
 ACCELERATOR: Final = "accelerator_type"
 KEYS: Final = ("model_loading_config", "engine_kwargs", ACCELERATOR)
-SERVER: Final = "server_cls"  # of a server that is not the default one: SGLangServer
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,8 +30,8 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def server_of(config: Mapping[str, Any]) -> str:
-    """The server that a configuration's class is named after, else the default one."""
-    name = str(config.get(SERVER, "")).lower()
+    """The server that a configuration's class is named after (SGLangServer), else the default one."""
+    name = str(config.get("server_cls", "")).lower()
     return next((server for server in SERVERS if server in name), DEFAULT)
 
 

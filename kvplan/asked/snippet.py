@@ -20,6 +20,7 @@ from kvplan.core.files import printable
 from kvplan.servers.base import SERVERS, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.arguments import flags_of
+from kvplan.servers.words.shell import names_server
 
 _CALL: Final = re.compile(r"(?<![\w.])(?:(?P<module>\w+)\.)?(?P<name>[A-Z]\w*)\s*\(")
 _OPERATORS: Final[Mapping[type[ast.operator], Any]] = {
@@ -80,6 +81,7 @@ def call_in(text: str, options: Collection[str] = ()) -> Call:
     server, call = calls[0]
     values, faults = _Values(names), Faults()
     words: list[str] = []
+    call.keywords = [part for keyword in call.keywords for part in unpacked(keyword, names)]
     for index, argument in enumerate(call.args):
         if index or not server_of(server).pasted().starts.takes_model:
             raise UsageError("--from-command", f"{_source(argument)!r} is a positional argument", "name it")
@@ -105,6 +107,27 @@ def call_in(text: str, options: Collection[str] = ()) -> Call:
     starts = server_of(server).pasted().starts
     args = starts.call_args if ast.unparse(call.func).rpartition(".")[2] == starts.call[0] else {}
     return Call(server, words, args, values.notes, accelerator if is_config else None)
+
+
+def unpacked(keyword: ast.keyword, names: Names) -> list[ast.keyword]:
+    """The keywords of `**{...}`, or of `**NAME` of a literal in the text."""
+    value = names.get(ast.unparse(keyword.value), keyword.value) if keyword.arg is None else None
+    if not isinstance(value, ast.Dict) or not all(isinstance(key, ast.Constant) for key in value.keys):
+        return [keyword]
+    pairs = zip(value.keys, value.values, strict=True)
+    return [ast.keyword(str(key.value), part) for key, part in pairs if isinstance(key, ast.Constant)]
+
+
+def listed(text: str) -> list[str] | None:
+    """The words of a server's command that code starts as a list: `["vllm", "serve", MODEL]`; None without one."""
+    tree = _parsed(textwrap.dedent(text)) if "[" in text and "=" in text else None
+    names = {} if tree is None else _names(tree)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.List):
+            words = [str(_Values(names).of("", item, ())) for item in node.elts]
+            if names_server(words):
+                return words
+    return None
 
 
 class _Values:

@@ -16,60 +16,69 @@ import typer
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import exists
+from kvplan.servers.base import SERVERS
 
 # Typer's exception for a bad line: in click or in typer's copy of it.
 ParserError: Final[type[Any]] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+def spelled(rows: str) -> dict[str, tuple[str, ...]]:
+    """Each word on the right of a row -> the words on its left."""
+    parts = (row.partition(":") for row in rows.strip().splitlines())
+    return {word: tuple(meaning.split()) for meaning, _, words in parts for word in words.split()}
+
+
 # Words of other tools, and of everyday speech, for a command.
-OTHER_NAMES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("fit", "fits", "size", "calc", "calculate", "mem", "memory", "vram", "plan", "run"), "estimate"),
-    **dict.fromkeys(("users", "capacity", "kv", "kvcache", "kv-cache", "context", "max-context"), "estimate"),
-    **dict.fromkeys(("cost", "price", "buy", "choose", "suggest", "rent", "quote", "cheapest"), "recommend"),
-    **dict.fromkeys(("explain", "debug", "diagnose", "oom", "crash"), "why"),
-    **dict.fromkeys(("speed", "latency", "throughput", "load"), "simulate"),
-    **dict.fromkeys(("optimize", "autotune"), "tune"),
-    **dict.fromkeys(("monitor", "top"), "watch"),
-    **dict.fromkeys(("share", "colocate"), "pack"),
-    **dict.fromkeys(("lint", "validate", "test"), "check"),
-    **dict.fromkeys(("list", "ls", "model", "catalog", "search"), "models"),
-    **dict.fromkeys(("gpu", "cards"), "gpus"),
-    "compare": "diff",
-    "verify": "reconcile",
-    "sim": "simulate",
-    "ui": "explore",
-}
+OTHER_NAMES: Final = spelled("""
+    estimate: fit fits size calc calculate mem memory vram plan run users capacity kv kvcache kv-cache context
+    recommend: cost price buy choose suggest rent quote cheapest
+    why: explain debug diagnose oom crash
+    simulate: sim speed latency throughput load
+    tune: optimize autotune
+    watch: monitor top metrics
+    pack: share colocate
+    check: lint validate test
+    models: list ls model catalog search
+    gpus: gpu cards
+    diff: compare
+    reconcile: verify
+    explore: ui
+""")
 # Names of other tools for an option; taken only where the command has none of that name.
-OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "--json": ("--format", "json"),
-    "--csv": ("--format", "csv"),
-    **dict.fromkeys(("--context", "--context-size", "--ctx-size", "--ctx-len", "--seq-len", "--n-ctx"), ("--ctx",)),
-    **dict.fromkeys(("--concurrency", "--num-users", "--concurrent-users", "--n-users", "--max-users"), ("--users",)),
-    **dict.fromkeys(("--quant", "--quantize"), ("--quantization",)),
-    **dict.fromkeys(("--isl", "--input", "--input-len", "--input-tokens", "--prompt-len"), ("--prompt-tokens",)),
-    **dict.fromkeys(("--osl", "--output", "--output-len", "--max-tokens"), ("--output-tokens",)),
-    **dict.fromkeys(("--random-input-len", "--prompt", "--avg-input"), ("--prompt-tokens",)),
-    **dict.fromkeys(("--random-output-len", "--avg-output"), ("--output-tokens",)),
-    **dict.fromkeys(("--num-prompts", "--n-requests"), ("--num-requests",)),
-    **dict.fromkeys(("--qps", "--rps", "--request-rate"), ("--rate",)),
-    **dict.fromkeys(("--server", "--backend", "--runtime", "--framework"), ("--engine",)),
-    **dict.fromkeys(("--max-ctx", "--max-context", "--longest"), ("--ctx", "auto")),
-    **dict.fromkeys(("--hardware", "--accelerator", "--gpu-type", "--card", "--instance"), ("--gpu",)),
-    **dict.fromkeys(("--gpu-util", "--util", "--utilization"), ("--gpu-memory-utilization",)),
-    **dict.fromkeys(("--batch-size", "--max-batch"), ("--max-num-seqs",)),
-    **dict.fromkeys(("--colocate", "--colocated", "--sleep-mode"), ("--enable-sleep-mode",)),
-    **dict.fromkeys(("--html", "--save"), ("--report",)),
-    **dict.fromkeys(("--price-file", "--cost-file"), ("--prices",)),
-    **dict.fromkeys(("--kv-dtype", "--kv-cache-type", "--kv-quant"), ("--kv-cache-dtype",)),
-    "--gpus": ("--gpu",),
-    **dict.fromkeys(("--vram", "--gpu-mem"), ("--gpu-memory",)),
-    "--tensor-parallel": ("--tp",),
-    "--pipeline-parallel": ("--pp",),
-    "--slos": ("--slo",),
-}
+OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = spelled("""
+    --format json: --json
+    --format csv: --csv
+    --format markdown: --markdown --md
+    --report: --html --save
+    --explain: --verbose --details --breakdown --kv-per-token
+    --strict: --fail-on-warning --fail-on-warnings
+    --ctx: --context --context-size --ctx-size --ctx-len --seq-len --n-ctx --tokens
+    --ctx auto: --max-ctx --max-context --longest
+    --users: --concurrency --num-users --concurrent-users --n-users --max-users
+    --quantization: --quant --quantize
+    --quantization fp8: --fp8
+    --prompt-tokens: --isl --input --input-len --input-tokens --prompt-len --random-input-len --prompt --avg-input
+    --output-tokens: --osl --output --output-len --max-tokens --random-output-len --avg-output
+    --num-requests: --num-prompts --n-requests
+    --rate: --qps --rps --request-rate
+    --engine: --server --backend --runtime --framework
+    --gpu: --gpus --hardware --accelerator --gpu-type --card --instance
+    --gpu-memory: --vram --gpu-mem
+    --gpu-memory-utilization: --gpu-util --util --utilization
+    --max-num-seqs: --batch-size --max-batch
+    --enable-sleep-mode: --colocate --colocated --sleep-mode --sleep
+    --prices: --price-file --cost-file
+    --kv-cache-dtype: --kv-dtype --kv-cache-type --kv-quant
+    --tp: --tensor-parallel
+    --pp: --pipeline-parallel
+    --slo: --slos
+""")
+FILLERS: Final = ("on", "with", "at", "for", "using", "and")  # between a model and its GPU
 BUDGET: Final = "prices rank GPUs: `kvplan recommend llama-3.1-8b --users 10 --prices h100-80g=3.80,l4=0.80`"
 METHOD: Final = r"(?:fp8|int[48]|w\d+a\d+|awq|gptq|nvfp4|mxfp[48]|bitsandbytes|[iI]?[qQ]\d)"
 # Of a server, and without effect on what a client of `kvplan serve` sees; ! takes no value.
 COUNTS: Final = ("--num-gpus", "--n-gpus", "--gpu-count", "--gpus-per-node", "--gpus")  # of the GPU that --gpu names
-TARGETS: Final = {"--ttft": "ttft", "--tpot": "tpot", "--itl": "tpot", "--latency": "latency"}  # of --slo
+TARGETS: Final = "\0--(ttft|tpot|itl|latency)[\0=]([^\0]+)"  # of --slo
 IDLE_FLAGS: Final = (
     "trust_remote_code!", "disable_log_requests!", "enable_log_requests!", "disable_log_stats!", "max_log_len",
     "disable_uvicorn_access_log!", "uvicorn_log_level", "enable_server_load_tracking!", "enable_auto_tool_choice!",
@@ -79,7 +88,6 @@ IDLE_FLAGS: Final = (
     "show_hidden_metrics_for_version", "swap_space", "data_parallel_external_lb!", "structured_outputs_config",
 )  # fmt: skip
 ASKS: Final = {"--users": "recommend", "--slo": "simulate"}  # answer an option that `estimate` lacks
-REPORTS: Final = re.compile(r".+\.(?:html|md|csv|json)")
 PIPED: Final = {"LOG": ("-",), "RUN_DIR": ("--log", "-")}  # operand that is missing -> its words
 MANIFESTS: Final = (".yaml", ".yml")
 LOGS: Final = (".log", ".out", ".err")
@@ -111,10 +119,15 @@ def as_command(line: list[str], first: str) -> list[str] | None:
         return [*others[:1], "--help"]
     if first == "version":
         return ["--version"]
-    if first == "compare" and len([*takewhile(lambda word: not word.startswith("-"), others)]) == 1:
+    named = [*takewhile(lambda word: not word.startswith("-"), others)]
+    if first == "compare" and len(named) == 1:
         return ["sweep", *others]  # one model, over several GPUs, servers or flags
+    if first == "compare" and named and all(map(is_gpu, named)):
+        return ["sweep", "--gpu", ",".join(named), *others[len(named) :]]
     if first in OTHER_NAMES:
-        return [OTHER_NAMES[first], *others]
+        if first == "explain" and others and is_model(others[0]) and not exists(others[0]):
+            return ["estimate", *others, "--explain"]
+        return [*OTHER_NAMES[first], *others]
     if is_server_command(first, others):
         return pasted(line)
     if exists(first):
@@ -202,7 +215,11 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
     except ParserError:  # another option is unknown
         return None
     for word in words:
-        flag = "--gpu" if is_gpu(word) else "--metrics" if re.match("https?://", word) else None
+        if word in FILLERS:
+            line.remove(word)
+            continue
+        flag = "--gpu" if is_gpu(word) else "--ctx" if re.fullmatch("[0-9]+k", word) else None
+        flag = "--metrics" if re.match("https?://", word) else flag
         if flag is None or flag not in options:
             return None
         position = len(line) - 1 - line[::-1].index(word)
@@ -268,14 +285,9 @@ def counted(line: Sequence[str], options: Collection[str]) -> list[str]:
 
 def targeted(line: Sequence[str]) -> list[str]:
     """The line with targets of latency in --slo: `--ttft 2s --tpot 50ms` is `--slo ttft=2s,tpot=50ms`."""
-    words, targets, parts = iter(line), list[str](), list[str]()
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in TARGETS:
-            targets.append(f"{TARGETS[name]}={value if equals else next(words, '')}")
-        else:
-            parts.append(word)
-    return [*parts, "--slo", ",".join(targets)] if targets and "--slo" not in parts else list(line)
+    text = "\0".join(line)
+    targets = [f"{'tpot' if name == 'itl' else name}={value}" for name, value in re.findall(TARGETS, text)]
+    return [*re.sub(TARGETS, "", text).split("\0"), "--slo", ",".join(targets)] if targets else list(line)
 
 
 def renamed(line: Sequence[str], options: Collection[str]) -> Iterator[str]:
@@ -284,7 +296,15 @@ def renamed(line: Sequence[str], options: Collection[str]) -> Iterator[str]:
     for word, following in zip(line, [*line[1:], "-"], strict=True):
         name, equals, value = word.partition("=")
         other = OTHER_OPTIONS.get(name)
-        if name in ("-o", "--output", "--out") and "-o" not in options and REPORTS.fullmatch(value or following):
+        if name[:2] == "--" and name[2:] in SERVERS:
+            other = ("--engine", name[2:])
+        elif name == "--output" and following.isdigit() and "--output-tokens" in options:
+            name = "--output-len"  # where --output names a form
+        elif (
+            name in ("-o", "--output", "--out")
+            and "-o" not in options
+            and re.search(r"\.(?:html|md|csv|json)$", value or following)
+        ):
             other = ("--report",)
         is_known = other is not None and other[0] in {*options, *ASKS} and other[0] not in typed
         if other is None or name in options or not is_known:
@@ -296,10 +316,9 @@ def renamed(line: Sequence[str], options: Collection[str]) -> Iterator[str]:
 
 def with_operand(line: Sequence[str], missing: str) -> list[str] | None:
     """A line of a command that lacks its operand: it reads a pipe, and compares one model over a list of settings."""
-    if missing == "NEW":
-        return ["sweep" if word == "diff" else word for word in line] if any("," in word for word in line) else None
-    operand = PIPED.get(missing)
-    return None if operand is None or not is_piped() else [*line, *operand]
+    if missing == "NEW" and any("," in word for word in line):
+        return ["sweep" if word == "diff" else word for word in line]
+    return [*line, *PIPED[missing]] if missing in PIPED and is_piped() else None
 
 
 def is_piped() -> bool:

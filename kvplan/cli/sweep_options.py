@@ -212,11 +212,11 @@ class UpgradeOptions(WorkloadOptions):
         return False
 
 
-def release_of(text: str, flag: str, server: str | None = None) -> Version:
+def release_of(text: str, flag: str, server: str = DEFAULT) -> Version:
     """Parse the value of --from or --to: a release, or only its number."""
     try:
-        is_number = re.match(r"v?\d", text) is not None
-        return parse_engine(f"{(server or DEFAULT).partition('@')[0]}@{text}" if is_number else text)
+        named = server if text in ("latest", "newest") else text
+        return parse_engine(f"{server}@{named}" if re.match(r"v?\d", named) else named)
     except KvplanError as error:
         raise error.renamed("--engine", flag) from error
 

@@ -43,6 +43,7 @@ SHORTS: Final = {
     **SHORT,
     **{short: (FLAGS[name].names or (name,))[0] for short, name in short_flags("llamacpp").items()},
 }
+NAMING: Final = {"LLAMA_ARG_MODEL": "--model", "LLAMA_ARG_HF_REPO": "--hf-repo"}  # variables that name the model
 PROGRAMS: Final = ("llama-server", "llama-server.exe")
 IMAGE: Final = re.compile(r"(?:[\w.:-]+/)*llama[._-]?cpp[\w.-]*:[\w.-]*server[\w.-]*(?:@sha256:[0-9a-f]+)?")
 _QUANT: Final = re.compile(rf"(?i)[-._](?:UD-)?({'|'.join(sorted(BASE, key=len, reverse=True))})(?=$|[-._])")
@@ -58,10 +59,13 @@ def start(words: list[str]) -> Started | None:
     for index, word in enumerate(words):
         following, before = words[index + 1 :], words[index - 1] if index else ""
         is_value = before.startswith("-") and before != "--"  # `kubectl logs -c llama-server`, `--target llama-server`
+        own = [
+            f"{NAMING[name]}={value}" for name, _, value in (part.partition("=") for part in words) if name in NAMING
+        ]
         if (word.rpartition("/")[2] in PROGRAMS and not is_value) or (
-            IMAGE.fullmatch(word) and following[:1] and following[0].startswith("-")
+            IMAGE.fullmatch(word) and (own or (following[:1] and following[0].startswith("-")))
         ):
-            return Started(following)
+            return Started([*own, *following])
     return None
 
 
@@ -263,7 +267,7 @@ def name_model(command: ServeCommand, file: str | None, repository: str | None) 
 def catalog_name(name: str) -> str | None:
     """The catalog's model of a file's name, or of another publisher's repository."""
     last = name.rpartition("/")[2]
-    if (own := catalog.find(last)) is not None:
+    if (own := catalog.find(last) or catalog.find(last.replace("_", "/", 1))) is not None:  # Qwen_Qwen3-8B
         return own
     ids = ((own, catalog.facts(own)["id"]) for own in catalog.model_names())
     return next((own for own, full in ids if full.rpartition("/")[2].lower() == last.lower()), None)

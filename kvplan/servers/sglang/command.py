@@ -34,7 +34,7 @@ from kvplan.servers.words.command import (
     take_other,
     take_unknown,
 )
-from kvplan.servers.words.shell import framework_note, framework_server
+from kvplan.servers.words.shell import framework_note
 
 starts = Starts(
     ("python", "-m", "sglang.launch_server"), "model_path", False, ("Engine", ("sgl", "sglang")), {}, ("sgl-dev",),
@@ -71,7 +71,7 @@ def start(words: list[str]) -> Started | None:
     for index, word in enumerate(words):
         following = words[index + 1 :]
         module = following[0] if word == "-m" and following else ""
-        as_module = module == "sglang.launch_server" or framework_server(module) == "sglang"
+        as_module = module == "sglang.launch_server" or module.partition(".")[2] == "sglang"
         if as_module or (word.rpartition("/")[2] == "sglang" and following[:1] == ["serve"]):
             image = images.of_words("sglang", words[:index])
             notes = (*framework_note(module), *filter(None, (image.note,)))

@@ -18,7 +18,7 @@ _IMAGE: Final = re.compile(
 )
 _RELEASE: Final = r"v?(\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)(?!\.?\d)"
 # Publishers whose tags count their own releases, by the image's registry path.
-OWN_TAGS: Final = {"lmcache": "LMCache's", "nvcr.io/nvidia": "the container's own"}
+OWN_TAGS: Final = {"lmcache": "LMCache's", "nvcr.io/nvidia": "the container's own", "ai-dynamo": "Dynamo's"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def plain(text: str) -> str:
     text = re.sub(r"(?m)^[ \t]*\$(?:env:)?([A-Za-z_]\w*)[ \t]*=[ \t]*(?=[\"'\w])", r"export \1=", text)
     text = re.sub(r"\$env:([A-Za-z_]\w*)", r"${\1}", text)
     if re.search(r"(?i)(?<![\w\\])(?:[a-z]:|\.)\\(?=\w)|\.exe\b|^&[ \t]", text):  # of Windows
-        text = re.sub(r"(?m)^[ \t]*&[ \t]+(?=[\"'$\w])", "", re.sub(r"(?<=[\w.:)}~])\\(?=[\w.~(-])", "/", text))
+        text = re.sub(r"(?m)^[ \t]*&[ \t]+(?=[\"'$\w])", "", re.sub(r"(?<=[\w.:)}~>])\\(?=[\w.~(-])", "/", text))
         text = re.sub(r"(?i)\.exe(?=[\"'\s]|$)", "", text)
     if re.search(_PROMPT, text):
         text = re.sub(r"(?m)^> ", "", re.sub(_PROMPT, "", text))
@@ -429,15 +429,10 @@ def is_shell(word: str) -> bool:
     return word.removeprefix("--entrypoint=").rpartition("/")[2] in SHELLS
 
 
-def framework_server(module: str) -> str | None:
-    """The server that a framework's module of its name starts, with the server's own words: `-m dynamo.vllm`."""
-    return module.partition(".")[2] if module.partition(".")[2] in SERVERS else None
-
-
 def framework_note(module: str) -> tuple[str, ...]:
-    """What is not read of a server that a framework starts."""
+    """A note where a framework's module starts the server of its name with the server's own words: `-m dynamo.vllm`."""
     own = f"the server is started by {module}: what that sets itself is not read"
-    return (own,) if framework_server(module) else ()
+    return (own,) if module.partition(".")[2] in SERVERS else ()
 
 
 def names_server(words: Iterable[str]) -> bool:
@@ -446,6 +441,6 @@ def names_server(words: Iterable[str]) -> bool:
     pairs = zip(words, [*words, ""][1:], strict=True)
     return any(
         (word.rpartition("/")[2] in SERVERS and following in ("serve", "bench"))
-        or (word == "-m" and (following.partition(".")[0] in SERVERS or framework_server(following) is not None))
+        or (word == "-m" and (following.partition(".")[0] in SERVERS or following.partition(".")[2] in SERVERS))
         for word, following in pairs
     )

@@ -105,11 +105,6 @@ def prefill(gpu: GpuSpec, tokens: float, pairs: float, shape: Heads) -> float:
     return roof(gpu, size, 4.0 * pairs * shape.heads * shape.dim)
 
 
-def own_pairs(tokens: float, window: int = 0) -> float:
-    """(query, key) pairs of a prompt that begins with these tokens."""
-    return tokens * tokens / 2 if not window or tokens <= window else window * (tokens - window / 2)
-
-
 LATENT: Final = 576  # elements of a token's latent and rope key (DeepSeek)
 
 
