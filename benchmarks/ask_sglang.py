@@ -82,7 +82,7 @@ def main():
     def answer(case, configs):
         """The oracle's answer, with the bytes of the model's own parameters, or why they could not be made."""
         servers = []
-        ask.Server = kept(OracleServer, servers)
+        ask.Server = keeping(OracleServer, servers)
         row = ask.answer(case, configs)
         try:
             row["weights"] = sglang_weights.weights(servers[0])
@@ -95,7 +95,7 @@ def main():
     return oracle_cases.answer_all(arguments, cases, pretend.HEAD, load, answer, pretend.NOTES, ask.describe_failure)
 
 
-def kept(server, servers):
+def keeping(server, servers):
     """The oracle's class of a server, whose instances are put in a list."""
 
     def init(self, *arguments):

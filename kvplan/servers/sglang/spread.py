@@ -213,8 +213,8 @@ def _spread(spec: ModelSpec, stages: int, sees: bool) -> ModelSpec:
             changed[id(weight)] = tuple(part for own in placed for part in _parts(changes, own))
     others = tuple(part for weight in spec.other_weights for part in changed[id(weight)])
     if spec.architecture in SCORES:
-        kept = (weight for weight in others if weight.group != "lm_head" and weight.name != "lm_head")
-        others = (*kept, *_scores(spec))
+        bodies = (weight for weight in others if weight.group != "lm_head" and weight.name != "lm_head")
+        others = (*bodies, *_scores(spec))
     return replace(spec, other_weights=others, layer_weights=_layers(spec))
 
 
@@ -247,8 +247,8 @@ def _layers(spec: ModelSpec) -> tuple[tuple[Weight, ...], ...]:
                 if weight.name in KEYS:
                     projections[weight.parts[0]] = tuple(own for own in weights if own.name in KEYS)
                 elif weight.name == "self_attn.q_proj" and weight.parts[0] in projections:  # it projects keys, too
-                    kept = tuple(own for own in weights if own is not weight)
-                    seen[id(weights)] = projections[weight.parts[0]] + kept
+                    rest = tuple(own for own in weights if own is not weight)
+                    seen[id(weights)] = projections[weight.parts[0]] + rest
         layers.append(seen[id(weights)])
     return tuple(layers)
 
