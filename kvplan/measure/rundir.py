@@ -13,13 +13,14 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO, cast
 
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import MAX_DEPTH, MIB, is_deeper_than, load_json, open_regular, os_problem, path_text
+from kvplan.core.records import dataclass
 from kvplan.measure import run_types
 from kvplan.measure.run_types import Engine, Environment, Event, Inputs, Manifest, Memory, Model, Results, Sample
 

@@ -25,7 +25,7 @@ from kvplan.planning.attribute import (
     gpu_text,
     value_text,
 )
-from kvplan.planning.plan import Plan
+from kvplan.planning.plan import Plan, short_where
 from kvplan.servers.words.arguments import EngineArgs
 
 Inputs = Mapping[tuple[Kind, str], str | None]
@@ -524,7 +524,8 @@ def explanation(comparison: Comparison) -> list[str]:
 def _fits_words(pair: Comparison) -> Iterator[str]:
     if pair.old.fits and not pair.new.fits:
         short = _value(pair.new, "deficit")
-        yield "OLD fits, NEW does not" + (f": {format_size(int(short))} short on each GPU" if short else "")
+        where = " on each GPU" if pair.new.plan is None else short_where(pair.new.plan)
+        yield "OLD fits, NEW does not" + (f": {format_size(int(short))} short{where}" if short else "")
     elif pair.new.fits and not pair.old.fits:
         yield "NEW fits, OLD does not"
 

@@ -108,9 +108,17 @@ def lack_text(the_plan: Plan) -> str:
     if the_plan.refusal is not None:
         does = "does not fit" if the_plan.refusal.by == "phase" else "does not start:"
         return f"{does} {the_plan.refusal.text}"
+    return f"does not fit, {format_bytes(the_plan.deficit)} short{short_where(the_plan)}"
+
+
+def short_where(the_plan: Plan) -> str:
+    """On which of several GPUs bytes are missing: ranks of a stage are alike, stages and placed layers are not."""
     args = the_plan.request.args
-    of_each = " on each GPU" if args.world_size > 1 else ""
-    return f"does not fit, {format_bytes(the_plan.deficit)} short{of_each}"
+    if the_plan.slots is not None and args.world_size > 1:
+        return f" on {max(the_plan.slots.places, key=lambda place: place.total if place.free else 0).name}"
+    if args.pipeline_parallel_size > 1:
+        return f" on each GPU of stage {the_plan.stage + 1}"
+    return " on each GPU" if args.world_size > 1 else ""
 
 
 HEADS_ALONE: Final = ("gemma4_assistant", "gemma4_unified_assistant")

@@ -5,14 +5,14 @@ grow with the size of the sweep. Worker processes share sweeps above some thousa
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from math import gcd, prod
 from typing import Any, NamedTuple
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.processes import Jobs, cores, in_order, is_shared
-from kvplan.core.records import Count, Number, Size
+from kvplan.core.records import Count, Number, Size, dataclass
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, lack_text, plan
 from kvplan.planning.users import num_gpus
