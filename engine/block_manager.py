@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from engine.sequence import Sequence
+from kvplan.core.records import dataclass
 
 NULL_BLOCK = 0  # stands where a block was given back or never needed; never written, never free
 BlockKey = tuple[bytes, int]  # chained content hash, group: a block serves one group's layers
@@ -435,8 +435,11 @@ class BlockManager:
             table += self.pool.take(num_missing)
         change = len(table) * size
         if self.enable_prefix_caching:
-            self._cache_group(seq, 0, min(num_tokens, len(seq.token_ids)))
-            change = min(change, (seq.num_cached_blocks[0] + 1) * size - 1)
+            full = (seq.num_cached_blocks[0] + 1) * size  # tokens with which the next block can be found
+            if num_tokens >= full:
+                self._cache_group(seq, 0, min(num_tokens, len(seq.token_ids)))
+                full = (seq.num_cached_blocks[0] + 1) * size
+            change = min(change, full - 1)
         seq.num_tokens_until_change = change
         return True
 

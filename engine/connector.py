@@ -1,8 +1,9 @@
 """Copies between the device and KV memory beyond it, as a scheduler orders them."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from engine.block_manager import BlockKey
+from kvplan.core.records import dataclass
 
 FileCopy = tuple[tuple[BlockKey, int], ...]  # chunks, and their places in memory
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from kvplan.core.records import dataclass
 
 Status = Literal["waiting", "loading", "running", "preempted", "finished"]
 FinishReason = Literal["length", "stop", "abort", "out_of_blocks", "error"]

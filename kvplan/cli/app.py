@@ -303,10 +303,13 @@ def answered(line: Sequence[str], readings: int = 0) -> int:
     """Run a line; one that cannot be parsed as the line that it stands for."""
     try:
         return run(line, is_reading=readings > 0)
-    except ParserError as error:
-        from kvplan.cli.instinct import meant
+    except (ParserError, UsageError) as error:
+        from kvplan.cli.instinct import meant, with_operand
 
-        better = meant(line, {*COMMANDS, "trace"}, getattr(error, "ctx", None))
+        if isinstance(error, UsageError):
+            better = with_operand(line, error.subject) if error.problem == "missing" else None
+        else:
+            better = meant(line, {*COMMANDS, "trace"}, getattr(error, "ctx", None))
         if better is None or better == line or readings == MOST_READINGS:
             raise
     return answered(better, readings + 1)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from kvplan.cli.options import refuse_given
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import UsageError
@@ -31,30 +30,7 @@ from kvplan.simulate.steptime import step_time
 
 MOST: Final = 4096  # servers
 WORTH_PROCESSES: Final = 20_000  # requests: takes seconds in one process; other processes start in less
-OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale", "jobs", "ray")
-OF_ONE: Final = ("baseline", "tier", "adapters", "figure", "film", "trace_events")
 RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m where they differ"
-
-
-def is_fleet(options: SimulateOptions) -> bool:
-    """True if several servers are requested. Raise UsageError for fleet options without them."""
-    flags = [name for name in OF_FLEETS if getattr(options, name)]
-    many = any(value is not None for value in (options.replicas, options.pool, options.disaggregate, options.autoscale))
-    if flags and not many:
-        raise UsageError(f"--{flags[0]}", "needs several servers", "add --replicas N")
-    if not many:
-        return False
-    remedy = "remove it, or --replicas, --pool and --disaggregate"
-    refuse_given(options, OF_ONE, "supports only one server", remedy)
-    if options.disaggregate is not None and (options.replicas is not None or options.pool is not None):
-        raise UsageError("--disaggregate", "states the number of servers itself", "remove --replicas and --pool")
-    if options.disaggregate is not None and options.autoscale is not None:
-        raise UsageError("--autoscale", "does not apply to --disaggregate", "use only one")
-    if options.autoscale is not None and options.pool is not None:
-        raise UsageError("--autoscale", "scales servers of one kind, and --pool names more", "use only one")
-    if (options.disaggregate is None) != (options.link is None):
-        raise UsageError("--disaggregate and --link", "must be used together", "set both: 1P2D and 50GB/s")
-    return True
 
 
 def fleet_answer(
@@ -153,12 +129,14 @@ def kinds_of(
             drafts=drafts_stated(options, plan, shares),
         )  # fmt: skip
         token = token_bytes(plan) if role != "server" else 0
-        return Kind(plan.request.gpu.name, setup.run, role, token, num_gpus(plan) // num_ranks(plan))
+        return Kind(
+            plan.request.gpu.name, setup.run, role, token, num_gpus(plan) // plan.request.args.data_parallel_size
+        )
 
     def servers(some: SimulateOptions, count: int, role: Role = "server") -> list[Kind]:
         """Servers, each as its data-parallel ranks: they have a scheduler and a pool of their own."""
         own = kind(some, role)
-        return [own] * count * num_ranks(plans[",".join(some.gpu or ()) or "gpu"])
+        return [own] * count * plans[",".join(some.gpu or ()) or "gpu"].request.args.data_parallel_size
 
     kinds: list[Kind] = []
     if options.disaggregate is not None:
@@ -168,7 +146,7 @@ def kinds_of(
         kinds += servers(options, parse_count(options.replicas, "--replicas", most=MOST))
     elif options.autoscale is not None:
         kinds += servers(options, parse_autoscale(options.autoscale).fewest)
-    if options.autoscale is not None and num_ranks(next(iter(plans.values()))) > 1:
+    if options.autoscale is not None and next(iter(plans.values())).request.args.data_parallel_size > 1:
         raise UsageError("--autoscale", "scales whole servers, not data-parallel ranks", "remove one of them")
     for text in options.pool or ():
         name, _, count = text.partition("=")
@@ -187,11 +165,6 @@ def drafts_stated(options: SimulateOptions, plan: Plan, shares: Shares) -> Draft
         apart, calibrated = options.disaggregate is not None, options.calibration is not None
         refuse_beside_drafts({"--disaggregate": apart, "--calibration": calibrated})
     return stated_drafts(plan, shares, stated)
-
-
-def num_ranks(plan: Plan) -> int:
-    """Data-parallel ranks of a server."""
-    return plan.request.args.data_parallel_size
 
 
 def parse_split(text: str) -> tuple[int, int]:

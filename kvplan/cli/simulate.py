@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvplan.cli import fleet, output
+from kvplan.cli import output
 from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.options import whole_form
 from kvplan.cli.progress import Interruption, Progress, interruptible
-from kvplan.cli.simulate_options import LoadOptions, SimulateOptions, words_of
+from kvplan.cli.simulate_options import LoadOptions, SimulateOptions, is_fleet, words_of
 from kvplan.core.errors import INTERRUPTED, UsageError
 from kvplan.core.table import as_csv
 from kvplan.core.units import plural
@@ -17,14 +17,16 @@ from kvplan.planning.plan import Plan
 from kvplan.report import request_rows, trace_events
 from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.pool import prefix_notes
-from kvplan.simulate import generator, slo
+from kvplan.simulate import slo
 from kvplan.simulate.drafts import Acceptance
-from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.load import Load, load_of
 from kvplan.simulate.outcome import SimulationAnswer
 from kvplan.simulate.question import answered, planned, run, setups_of, shares_of
 from kvplan.simulate.setup import Setup
-from kvplan.simulate.tracks import Tracks, follow
+
+if TYPE_CHECKING:
+    from kvplan.simulate.fleet import Fleet
+    from kvplan.simulate.tracks import Tracks
 
 CSV = {".csv": "csv"}
 HTML = {".html": "html"}
@@ -48,13 +50,12 @@ def simulate(options: SimulateOptions) -> int:
             request_rows.require_parquet()
         if traces and traces[0].format == "pftrace":
             trace_events.require_perfetto()
-        if fleet.is_fleet(options):
+        if is_fleet(options):
             return of_fleet(options, reports, timeline, requests, planned_of)
         the_plan = planned_of(options)
-        if fleet.num_ranks(the_plan) > 1:
+        if (size := the_plan.request.args.data_parallel_size) > 1:
             ranks = replace(options, replicas="1")
-            fleet.is_fleet(ranks)
-            size = fleet.num_ranks(the_plan)
+            is_fleet(ranks)
             output.tell("note", f"{size} data-parallel ranks are simulated as servers behind a router")
             return of_fleet(ranks, reports, timeline, requests, lambda _: the_plan)
         load = load_of(words_of(options), output.tell)
@@ -102,16 +103,18 @@ def of_fleet(
     plan_of: Callable[[SimulateOptions], Plan],
 ) -> int:
     """Simulate several servers, or the data-parallel ranks of one."""
+    from kvplan.cli.fleet import fleet_answer
+
     load = load_of(words_of(options), output.tell)
     with interruptible(quiet=options.quiet) as interruption:
         progress = Progress(load.source.num_requests, load.how, quiet=options.quiet)
 
-        def stop_early(running: Fleet) -> bool:
+        def stop_early(running: "Fleet") -> bool:
             progress.show(running.num_finished)
             return interruption.is_asked
 
         try:
-            answer = fleet.fleet_answer(options, plan_of, shares_of(options.efficiency), load, stop_early)
+            answer = fleet_answer(options, plan_of, shares_of(options.efficiency), load, stop_early)
         finally:
             progress.close()
     from kvplan.report import fleet_text
@@ -144,6 +147,10 @@ def interrupted(finished: int, load: Load) -> int:
 def with_generator(options: Options) -> Options:
     """Fill options that are not given from a load generator's command."""
     text = options.bench_command
+    if text is None and options.from_command is None:
+        return options
+    from kvplan.simulate import generator
+
     if text is None and options.from_command is not None and generator.is_generator(options.from_command):
         text, options = options.from_command, replace(options, from_command=None)
     if text is None:
@@ -205,8 +212,10 @@ def film_page(answer: SimulationAnswer, setups: Mapping[str, Setup], load: Load)
     return film_html(films, title(answer), "planned", [answer.plan.request.release.label])
 
 
-def tracks_of(setups: Mapping[str, Setup], load: Load, interruption: Interruption) -> list[Tracks]:
+def tracks_of(setups: Mapping[str, Setup], load: Load, interruption: Interruption) -> "list[Tracks]":
     """Every request and step of each server, from separate runs: the answer's runs take several steps at once."""
+    from kvplan.simulate.tracks import follow
+
     tracks = []
     for name, setup in setups.items():
         if not interruption.is_asked:

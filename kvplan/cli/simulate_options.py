@@ -1,6 +1,6 @@
 """The options of the commands that take a load: simulate and tune; and of calibrate."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from kvplan.cli.fields import (
     COLOR,
@@ -17,12 +17,16 @@ from kvplan.cli.fields import (
     complete_profile,
     option,
 )
-from kvplan.cli.options import PlanOptions
+from kvplan.cli.options import PlanOptions, refuse_given
+from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 
 if TYPE_CHECKING:
     from kvplan.simulate.load import LoadWords
+
+OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale", "jobs", "ray")
+OF_ONE: Final = ("baseline", "tier", "adapters", "figure", "film", "trace_events")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +149,27 @@ class SimulateOptions(LoadOptions):
     exit_code: bool = option("--exit-code", "Exit with 1 if --slo is missed or too close to call.", False)
     color: Color = option(*COLOR, "auto")
     quiet: bool = option(*QUIET, False)
+
+
+def is_fleet(options: SimulateOptions) -> bool:
+    """True if several servers are requested. Raise UsageError for fleet options without them."""
+    flags = [name for name in OF_FLEETS if getattr(options, name)]
+    many = any(value is not None for value in (options.replicas, options.pool, options.disaggregate, options.autoscale))
+    if flags and not many:
+        raise UsageError(f"--{flags[0]}", "needs several servers", "add --replicas N")
+    if not many:
+        return False
+    remedy = "remove it, or --replicas, --pool and --disaggregate"
+    refuse_given(options, OF_ONE, "supports only one server", remedy)
+    if options.disaggregate is not None and (options.replicas is not None or options.pool is not None):
+        raise UsageError("--disaggregate", "states the number of servers itself", "remove --replicas and --pool")
+    if options.disaggregate is not None and options.autoscale is not None:
+        raise UsageError("--autoscale", "does not apply to --disaggregate", "use only one")
+    if options.autoscale is not None and options.pool is not None:
+        raise UsageError("--autoscale", "scales servers of one kind, and --pool names more", "use only one")
+    if (options.disaggregate is None) != (options.link is None):
+        raise UsageError("--disaggregate and --link", "must be used together", "set both: 1P2D and 50GB/s")
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import plural
 
 Shared = TypeVar("Shared")

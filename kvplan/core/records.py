@@ -1,4 +1,4 @@
-"""Frozen dataclasses with slots, created at a quarter of the usual cost; and the field types of JSON documents.
+"""Dataclasses with slots, created at a quarter of the usual cost; and the field types of JSON documents.
 
 `dataclasses` compiles six methods for every class, one by one: a third of the time of a short command. Here only
 `__init__` is compiled; comparison, hashing and repr iterate over the fields. Type checkers see the usual decorator.
@@ -14,8 +14,8 @@ else:
     from operator import attrgetter
 
     def dataclass(*, frozen=False, slots=False, kw_only=False, eq=True, **others):
-        """Replace `dataclasses.dataclass`, which still handles classes with other options than frozen and slots."""
-        if others or not (frozen and slots):
+        """Replace `dataclasses.dataclass`, which still handles classes without slots or with other options."""
+        if others or not slots:
             return dataclasses.dataclass(frozen=frozen, slots=slots, kw_only=kw_only, eq=eq, **others)
 
         def made(cls):
@@ -24,18 +24,12 @@ else:
             with _thawed(cls.__mro__):
                 plain = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
             plain.__doc__ = doc
-            plain.__dataclass_params__.frozen = True
+            plain.__dataclass_params__.frozen = frozen
             fields = dataclasses.fields(plain)
-            methods = {
-                "__init__": _init(plain, fields),
-                "__repr__": _repr,
-                "__setattr__": _refuse_to_set,
-                "__delattr__": _refuse_to_delete,
-                "__getstate__": _getstate,
-                "__setstate__": _setstate,
-                **(_comparison(tuple(field.name for field in fields if field.compare)) if eq else {}),
-            }
-            for name, method in methods.items():
+            methods = {"__init__": _init(plain, fields, frozen=frozen), "__repr__": _repr}
+            if eq:
+                methods |= _comparison(tuple(field.name for field in fields if field.compare), frozen=frozen)
+            for name, method in (methods | (FROZEN if frozen else {})).items():
                 if name not in own:
                     setattr(plain, name, method)
             return plain
@@ -54,8 +48,8 @@ else:
             for base in bases:
                 base.__dataclass_params__.frozen = True
 
-    def _init(cls, fields):
-        """Build __init__ of a frozen class: the only compiled method, because it is called most."""
+    def _init(cls, fields, *, frozen):
+        """Build __init__, the only compiled method, because it is called most."""
         names = {"__set": object.__setattr__, "__missing": dataclasses.MISSING}
         positional, named, body = [], [], []
         for field in fields:
@@ -67,8 +61,11 @@ else:
                 names[f"__factory_{field.name}"] = field.default_factory
                 parameter += "=__missing"
                 value = f"__factory_{field.name}() if {field.name} is __missing else {field.name}"
+            if not field.init:
+                assert value == parameter, f"{field.name}: __post_init__ sets it, so it has no default"
+                continue
             (named if field.kw_only else positional).append(parameter)
-            body.append(f"__set(self, {field.name!r}, {value})")
+            body.append(f"__set(self, {field.name!r}, {value})" if frozen else f"self.{field.name} = {value}")
         if hasattr(cls, "__post_init__"):
             body.append("self.__post_init__()")
         parameters = ", ".join(["self", *positional, *(["*", *named] if named else [])])
@@ -78,11 +75,9 @@ else:
         init.__annotations__ = {field.name: field.type for field in fields} | {"return": None}
         return init
 
-    def _comparison(names):
+    def _comparison(names, *, frozen):
         """Build __eq__ and __hash__ over the values of some fields; instances of other classes are never equal."""
-        if not names:
-            return {"__eq__": lambda self, other: _alike(self, other, lambda _: ()), "__hash__": lambda _: hash(())}
-        values = attrgetter(*names)
+        values = attrgetter(*names) if names else lambda _: ()
 
         def __eq__(self, other):
             return _alike(self, other, values)
@@ -90,7 +85,7 @@ else:
         def __hash__(self):
             return hash(values(self))
 
-        return {"__eq__": __eq__, "__hash__": __hash__}
+        return {"__eq__": __eq__, "__hash__": __hash__ if frozen else None}
 
     def _alike(left, right, values):
         if right.__class__ is not left.__class__:
@@ -115,6 +110,13 @@ else:
     def _setstate(self, state):
         for field, value in zip(dataclasses.fields(self), state, strict=True):
             object.__setattr__(self, field.name, value)
+
+    FROZEN = {
+        "__setattr__": _refuse_to_set,
+        "__delattr__": _refuse_to_delete,
+        "__getstate__": _getstate,
+        "__setstate__": _setstate,
+    }
 
 
 # --- the fields of JSON documents -------------------------------------------------------------------------------------

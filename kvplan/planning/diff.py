@@ -28,7 +28,6 @@ from kvplan.planning.attribute import (
 from kvplan.planning.plan import Plan
 from kvplan.servers.words.arguments import EngineArgs
 
-Document = dict[str, Any]
 Inputs = Mapping[tuple[Kind, str], str | None]
 
 # Fields of a kvplan/check@1 target, under the paths of kvplan/plan@1; its headroom is `unused` minus `missing`.

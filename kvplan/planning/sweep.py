@@ -5,14 +5,14 @@ grow with the size of the sweep. Worker processes share sweeps above some thousa
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from math import gcd, prod
 from typing import Any, NamedTuple
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.processes import Jobs, cores, in_order, is_shared
-from kvplan.core.records import Count, Number, Size
+from kvplan.core.records import Count, Number, Size, dataclass
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, lack_text, plan
 from kvplan.planning.users import num_gpus
@@ -213,8 +213,7 @@ def _planned(the_plan: Plan, price: float | None) -> SweepRow:
     request, answer, capacity, fits = the_plan.request, the_plan.concurrency, the_plan.capacity, the_plan.fits
     cache = the_plan.slots
     args, gpus, replicas, most = request.args, num_gpus(the_plan), answer.replicas, the_plan.settings.max_num_seqs
-    likely = answer.users * replicas
-    low, high = (None if users is None else users * replicas for users in (answer.users_low, answer.users_high))
+    low, likely, high = answer.all_users
     cost = None if price is None else price * gpus
     return SweepRow(
         request.spec.name, request.gpu.name, request.release.label, gpus,

@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvplan.core.errors import EnvironmentProblem
-from kvplan.measure.rundir import Run
-from kvplan.simulate.tracks import RequestTrack, Tracks
+from kvplan.core.records import dataclass
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
+
+    from kvplan.measure.rundir import Run
+    from kvplan.simulate.tracks import RequestTrack, Tracks
 
 FORMATS: Final = {".pftrace": "pftrace", ".json": "json"}
 GENERATOR: Final = "written by kvplan"
@@ -98,7 +100,7 @@ def written(processes: Iterable[Process], form: str) -> Iterator[bytes]:
 # --- contents ---------------------------------------------------------------------------------------------------------
 
 
-def server(tracks: Tracks) -> Process:
+def server(tracks: "Tracks") -> Process:
     """A server: its counters at every step, and a track per request in order of arrival."""
     begin = tracks.begin_s
     counters = [
@@ -109,7 +111,7 @@ def server(tracks: Tracks) -> Process:
     return Process(tracks.name, counters, "requests", [_request(request, begin) for request in requests])
 
 
-def _request(request: RequestTrack, begin: float) -> Track:
+def _request(request: "RequestTrack", begin: float) -> Track:
     return Track(
         request.name,
         [Slice(name, begin + start, begin + end) for name, start, end in request.phases],
@@ -118,7 +120,7 @@ def _request(request: RequestTrack, begin: float) -> Track:
     )
 
 
-def samples(run: Run) -> Process:
+def samples(run: "Run") -> Process:
     """A run's stages, and the values sampled between steps."""
     counters = [Counter(name, unit, points) for name, unit in SAMPLED.items() if (points := _sampled(run, name))]
     stages = [(event["t"], str(event["stage"])) for event in run.events if event.get("event") == "stage"]
@@ -127,7 +129,7 @@ def samples(run: Run) -> Process:
     return Process("samples", counters, "run", [Track("stages", slices)])
 
 
-def _sampled(run: Run, name: Sampled) -> list[tuple[float, int | float]]:
+def _sampled(run: "Run", name: Sampled) -> list[tuple[float, int | float]]:
     points = []
     for sample in run.samples:
         value: object = sample.get(name)  # from a file: may be anything

@@ -1,16 +1,15 @@
 """The flags with the highest throughput, as JSON, CSV, Markdown and a table, all from one document."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table, Value, percent
 from kvplan.core.units import GIB, plural
+from kvplan.documents import tune as typed
 from kvplan.planning.plan import Request, plan, serve_command
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
@@ -22,13 +21,9 @@ from kvplan.servers.base import flag_of, server_of
 from kvplan.servers.words.arguments import ARGUMENTS, flags_of
 from kvplan.simulate.ranges import coverage_remark, unseen_remark, verdict
 from kvplan.simulate.settings import TURNED, is_flag_of
+from kvplan.simulate.steady import Demand
 from kvplan.simulate.tuned import HIGHEST_RATE
-from kvplan.simulate.tuning import MARGIN
-
-if TYPE_CHECKING:
-    from kvplan.documents import tune as typed
-    from kvplan.simulate.steady import Demand
-    from kvplan.simulate.tuning import Choice, Nearest, Tuned
+from kvplan.simulate.tuning import MARGIN, Choice, Nearest, Tuned
 
 METHOD: Final = (
     "All settings are estimated analytically; those in the table were simulated, each at its highest load within the "

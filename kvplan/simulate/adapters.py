@@ -6,7 +6,7 @@ no kernel was measured, so it is the least time. Not timed: experts' adapters, a
 Source: vLLM 0.33 lora/punica_wrapper/punica_gpu.py, lora/ops/triton_ops (lora_shrink, lora_expand).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random
 from typing import Final
 
@@ -14,6 +14,7 @@ from engine.scheduler import Batch
 from engine.sequence import Sequence
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import parse_count, parse_fraction
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.servers.base import abilities_of

@@ -2,9 +2,10 @@
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from engine.scheduler import PrefixCacheStats
+from kvplan.core.records import dataclass
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.records import Records

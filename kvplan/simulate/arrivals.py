@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import repeat
 from math import inf
 from typing import Protocol
 
+from kvplan.core.records import dataclass
 from kvplan.workloads.trace import TraceRequest
 
 Stages = tuple[tuple[float, float], ...]  # (requests per second, seconds); the last rate continues

@@ -9,11 +9,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.simulate.pasted import OPTION, Grammar, promise, uniform, values_of, whole
 
 

@@ -1,6 +1,6 @@
 """Event counters of a run."""
 
-from dataclasses import dataclass
+from kvplan.core.records import dataclass
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ v1/spec_decode/eagle.py (a pass over the step's tokens, then one over the sequen
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from random import Random
 from typing import Any, Final, NamedTuple, Protocol, TypeGuard
@@ -17,6 +17,7 @@ from engine.scheduler import Batch
 from engine.sequence import Sequence
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import plural
 from kvplan.servers.plans.plan import Plan
 from kvplan.servers.words.arguments import NO_DRAFT

@@ -7,11 +7,12 @@ compared step by step with its scheduler. Scheduling only: the bundled engine ru
 from collections import OrderedDict
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from engine.scheduler import Batch, Extension
 from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
+from kvplan.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Animation of the KV pool: the owner of each block at each step, from the scheduler's own tables."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from engine.block_manager import NULL_BLOCK
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
+from kvplan.core.records import dataclass
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source

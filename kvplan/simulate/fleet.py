@@ -14,13 +14,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from heapq import heapify, heappop, heappush
 from math import inf, nextafter
 from typing import Literal, Protocol
 
 from kvplan.core.errors import UsageError
 from kvplan.core.processes import Jobs, at_most, in_order, is_shared
+from kvplan.core.records import dataclass
 from kvplan.simulate.apart import Share, Task, finished
 from kvplan.simulate.arrivals import Arrivals, Open
 from kvplan.simulate.counts import Counts

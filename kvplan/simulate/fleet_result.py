@@ -1,7 +1,6 @@
 """Figures of a fleet run: overall and per replica."""
 
-from dataclasses import dataclass
-
+from kvplan.core.records import dataclass
 from kvplan.simulate.fleet import Fleet, Replica, Role, State
 from kvplan.simulate.records import METRICS, Metric
 from kvplan.simulate.result import Result, Spread, queue_grows, spread

@@ -5,7 +5,7 @@ compared step by step with it. Bytes / the link's bandwidth, one prompt after th
 """
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from engine.block_manager import BlockKey, FullGroup, Group, WindowGroup, cdiv
@@ -14,6 +14,7 @@ from engine.loading import Loading
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

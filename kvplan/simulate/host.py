@@ -8,9 +8,10 @@ What they can do in a second bounds requests and tokens per second, however idle
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from kvplan.core.records import dataclass
 from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.arrivals import Arrivals

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import inf, isinf
 from pathlib import Path
 from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_tokens, rate_text
 from kvplan.models.spec import ModelSpec
 from kvplan.simulate.arrivals import Arrivals, Closed, Open, Process, Stages

@@ -8,7 +8,7 @@ same block ids, the same eviction order, the same times to the last bit.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from engine.scheduler import Batch, PrefixCacheStats, Scheduler
 from engine.sequence import Sequence
 from engine.states import MambaGroup
 from kvplan.core.errors import InvalidInputError
+from kvplan.core.records import dataclass
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.records import Records

@@ -1,15 +1,19 @@
 """Results of `simulate`: one run per variant, with the requested latency targets."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from kvplan.core.records import dataclass
 from kvplan.planning.plan import Plan
-from kvplan.simulate.fleet import Fleet
-from kvplan.simulate.fleet_result import FleetResult
 from kvplan.simulate.ranges import Ranges
 from kvplan.simulate.result import Result
-from kvplan.simulate.routers import RouterName
 from kvplan.simulate.runs import Run
 from kvplan.simulate.slo import Kept, Largest, Promise
+
+if TYPE_CHECKING:
+    from kvplan.simulate.fleet import Fleet
+    from kvplan.simulate.fleet_result import FleetResult
+    from kvplan.simulate.routers import RouterName
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class FleetAnswer:
     """Result of a fleet simulation: figures as if of one server, and those of its replicas."""
 
     total: SimulationAnswer  # its variant's run is that of the first replica
-    result: FleetResult
-    fleet: Fleet
-    router: RouterName
+    result: "FleetResult"
+    fleet: "Fleet"
+    router: "RouterName"
     servers: str

@@ -3,11 +3,11 @@
 import re
 import shlex
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
 from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 
 OPTION: Final = "--bench-command"
 

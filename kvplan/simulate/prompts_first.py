@@ -7,13 +7,14 @@ own code (tests/facts/sglang_schedules.jsonl). First come, first served; one KV 
 from array import array
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, cast
 
 from engine.drafting import DraftStep
 from engine.scheduler import Batch, PrefixCacheStats
 from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
+from kvplan.core.records import dataclass
 from kvplan.core.records import dataclass as record
 from kvplan.simulate.radix import Node, Radix
 

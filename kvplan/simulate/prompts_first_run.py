@@ -1,12 +1,12 @@
 """Simulated run of a prefill-first server: the loop over its scheduler, step by step."""
 
 from array import array
-from dataclasses import dataclass
 from typing import Any, cast
 
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.records import dataclass
 from kvplan.core.units import GIB
 from kvplan.servers.base import abilities_of, terms_of
 from kvplan.servers.plans.plan import Plan

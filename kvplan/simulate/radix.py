@@ -4,9 +4,11 @@ Rules as in SGLang 0.5.23 (mem_cache/unified_radix_cache.py, unified_cache/unifi
 """
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heapify, heappop, heappush
 from itertools import count
+
+from kvplan.core.records import dataclass
 
 
 @dataclass(eq=False, slots=True)

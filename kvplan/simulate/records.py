@@ -1,8 +1,10 @@
 """Records of finished requests: the only per-request data that a run keeps."""
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, assert_never
+
+from kvplan.core.records import dataclass
 
 Metric = Literal["ttft", "tpot", "queue", "latency"]
 METRICS: tuple[Metric, ...] = ("ttft", "tpot", "queue", "latency")

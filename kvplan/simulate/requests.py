@@ -1,10 +1,10 @@
 """Requests as scheduler sequences without token ids, whose blocks have names instead of hashes."""
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import Any, cast, overload
 
 from engine.sequence import Sequence
+from kvplan.core.records import dataclass
 from kvplan.workloads.trace import TraceRequest
 
 INDEX_BITS = 40  # low bits of a name: the block's index in its sequence; high bits: the chain or request

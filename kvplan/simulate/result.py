@@ -1,8 +1,8 @@
 """Figures of a simulated run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from kvplan.core.records import dataclass
 from kvplan.simulate.records import METRICS, Metric, Records, percentile
 from kvplan.simulate.runs import Run
 

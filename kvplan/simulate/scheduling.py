@@ -3,13 +3,12 @@
 Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `v1/kv_cache_interface.py`), compared step by step with it.
 """
 
-from dataclasses import dataclass
-
 from engine.block_manager import Group, PrefixHit, cdiv
 from engine.extensions import ExtendedConfig, block_manager, extensions
 from engine.scheduler import Batch, Extension, Outcome, Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import SettingError
+from kvplan.core.records import dataclass
 from kvplan.simulate.encoding import EncoderRules, Encoding
 
 

@@ -1,12 +1,13 @@
 """Conversion of a plan to a simulation: scheduler limits, pool and groups as in the server."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal, assert_never
 
 from engine.block_manager import FullGroup, Group, WindowGroup
 from engine.states import MambaGroup
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, format_size
 from kvplan.models.spec import LatentAttention
 from kvplan.planning.plan import Plan, lack_text

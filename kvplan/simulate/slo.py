@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kvplan.core.errors import Faults, UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import parse_duration, parse_fraction
 from kvplan.simulate.ranges import Ranges, Verdict, verdict
 from kvplan.simulate.records import METRICS, Metric, percentile

@@ -3,10 +3,11 @@
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, islice
 
 from kvplan.core.errors import UsageError
+from kvplan.core.records import dataclass
 from kvplan.simulate.arrivals import Arrivals, Closed, Open, Process, Stages, retimed
 from kvplan.workloads.lengths import Lengths
 from kvplan.workloads.profiles import Profile

@@ -4,10 +4,10 @@ Not modeled: the vision tower, sampling with penalties.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.records import dataclass
 from kvplan.models.spec import (
     ChunkedAttention,
     CompressedLatent,

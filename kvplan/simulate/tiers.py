@@ -7,7 +7,6 @@ steps. A step waits only for a copy that reads blocks the step overwrites. Copie
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from engine.block_manager import BlockKey, Group
@@ -15,6 +14,7 @@ from engine.connector import FileCopy, Transfer, Transfers
 from engine.file_order import FileOrder
 from engine.scheduler import Batch
 from engine.tiers import Tiers
+from kvplan.core.records import dataclass
 
 MOST_TIERS: Final = 2  # memory, and files below it
 MOST_COPIES: Final = 4_096

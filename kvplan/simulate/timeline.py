@@ -1,7 +1,9 @@
 """Averages over time in a bounded number of buckets, however long the run."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
+
+from kvplan.core.records import dataclass
 
 MAX_BUCKETS = 1024
 FIRST_WIDTH_S = 0.125

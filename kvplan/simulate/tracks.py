@@ -1,10 +1,11 @@
 """Requests and counters over time, from a scheduler's own queues: the data of `--trace-events`."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal
 
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
+from kvplan.core.records import dataclass
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.film import number_of
 from kvplan.simulate.loop import Simulation

@@ -11,7 +11,7 @@ Only for the cases of `is_unshared`: one group of full-attention layers, first c
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, Final, Literal
@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from engine.block_manager import FullGroup, Group
 from engine.extensions import ExtendedConfig
 from engine.scheduler import PrefixCacheStats
+from kvplan.core.records import dataclass
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.kernels.line import Line

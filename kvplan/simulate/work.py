@@ -4,12 +4,12 @@ A model's layers are grouped by reach: those that read every token and those tha
 group a step has `read` (tokens whose KV it loads) and `pairs` ((query, key) pairs).
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.drafting import DraftStep
 from engine.scheduler import Batch
 from engine.sequence import Sequence
+from kvplan.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.files import open_regular, os_problem, printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import MAX_TOKENS, MIB, parse_tokens, plural
 
 OPTION = "--lengths"

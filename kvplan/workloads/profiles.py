@@ -9,7 +9,6 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import plural
 from kvplan.workloads.trace import Trace, TraceRequest
 

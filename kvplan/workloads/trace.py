@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import parse_json, printable
+from kvplan.core.records import dataclass
 from kvplan.core.units import MIB, plural
 from kvplan.workloads.lengths import PAIRS, TOTALS, Lengths, clipped, read_csv, read_lines
 

@@ -154,13 +154,47 @@ def test_kinds_with_the_same_values_are_different() -> None:
             assert (heads, dim, dim_v) == (8, 128, 64)
 
 
-def test_what_is_not_frozen_with_slots_is_the_usual_class() -> None:
-    @records.dataclass(slots=True)
+@pytest.mark.parametrize("dataclass", [records.dataclass, dataclasses.dataclass])
+def test_a_class_that_is_not_frozen_can_be_set_and_has_no_hash(dataclass: Decorator) -> None:
+    @dataclass(slots=True)
     class Open:
         """Can be set."""
 
         number: int = 1
+        values: list[int] = field(default_factory=list)
+        double: int = field(init=False)
 
-    record = Open()
+        def __post_init__(self) -> None:
+            self.double = 2 * self.number
+
+    record = Open(3)
+    assert repr(record).endswith("Open(number=3, values=[], double=6)")
+    assert not hasattr(record, "__dict__")
+    assert not Open.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert record == Open(3) == copy.copy(record)
     record.number = 2
-    assert record == Open(2)
+    assert record != Open(3)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(record)
+    with pytest.raises(TypeError):
+        Open(1, [], 2)
+
+    @dataclass(slots=True, eq=False)
+    class Itself:
+        """Equals itself only."""
+
+        number: int
+
+    itself = Itself(3)
+    assert itself != Itself(3)
+    assert {itself: 1}[itself] == 1
+
+
+def test_a_class_without_slots_is_the_usual_one() -> None:
+    @records.dataclass(frozen=True)
+    class Loose:
+        """Has a dictionary."""
+
+        number: int = 1
+
+    assert vars(Loose(2)) == {"number": 2}

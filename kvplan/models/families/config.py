@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from kvplan.core.errors import InvalidInputError
+from kvplan.core.records import dataclass
 
 MAX_DIM = 2**31
 MAX_LAYERS = 4096  # far above any published model; a larger count means a damaged file
