@@ -164,7 +164,6 @@ def test_part_of_several_names_lists_them(run: Run) -> None:
     [
         "frobnicate",
         "estimate qwen3-8b foo",
-        "estimate qwen3-8b --gpus 2 --gpu l40s",
         "qwen3-8b --frobnicate",
         "gpus a b",
     ],
