@@ -196,13 +196,13 @@ def is_model(word: str) -> bool:
 def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
     """A line whose command does not know an option or takes fewer words."""
     options = {option for param in context.command.params for option in (*param.opts, *param.secondary_opts)}
+    line = with_values(line, name, options)
+    if name not in line:  # another command answers it
+        return line
     if name == "report" and "--gpu" in line:
         return ["estimate" if word == name else word for word in line]
     is_burst = "--num-prompts" in line and "--rate" in options
-    line = list(renamed(targeted(counted(with_values(line, name, options), options)), options))
-    name = next(word for word in line if not word.startswith("-"))
-    if name not in (context.command.name, *ASKS.values()):
-        return line
+    line = list(renamed(targeted(counted(line, options)), options))
     if is_burst and not {"--rate", "--users"} & {word.partition("=")[0] for word in line}:
         line += ["--rate", "inf"]  # as `vllm bench serve` sends them
     if name == "serve":
@@ -248,8 +248,8 @@ def hint(name: str, options: Collection[str]) -> str | None:
     (other, *values) = OTHER_OPTIONS.get(name, (name,))
     if other != name and other in options:
         return f"use {' '.join((other, *values))}"
-    if other == "--users":
-        return f"`kvplan {ASKS['--users']}` takes --users"
+    if other in ASKS:
+        return f"`kvplan {ASKS[other]}` takes {other}"
     if name in COUNTS and "--gpu" in options:
         return "write the number before the GPU's name: --gpu 8xh100"
     return BUDGET if name == "--budget" else None

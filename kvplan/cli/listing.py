@@ -13,8 +13,8 @@ def models(options: ModelsOptions) -> int:
 
         values = {"gpu": options.gpu and [options.gpu], "gpu_memory": options.gpu_memory}
         form = with_only_engine(Form({key: value for key, value in values.items() if value is not None}))
-        if "engine" in form.values:
-            output.tell("note", f"each model is laid out as {form.values['engine']} does, which may take a minute")
+        if (engine := form.text("engine")) is not None:
+            output.tell("note", f"each model is laid out as {engine} does, which may take a minute")
         for note in size_notes(form):
             output.tell("note", note)
     named = (options.name, options.family, options.max_params)
