@@ -67,11 +67,11 @@ compile-table: .venv/dev.stamp
 
 # On a machine with a GPU, with its own python3 and torch; goes on where the last call stopped. Where each call gets a fresh
 # copy of the checkout, lay what the last one left into build/gpu (which git ignores: have it copied all the same), name
-# another OUT, and ask for the same kind of GPU. COMMIT is for a copy without .git.
+# another OUT, and ask for the same kind of GPU. COMMIT is for a copy without .git. MINUTES=9 plans for so many minutes.
 OUT ?= build/gpu
 RESUME ?= $(firstword $(foreach folder,$(OUT) build/gpu,$(if $(wildcard $(folder)/summary.json),$(folder))))
 gpu:
-	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(OUT) --budget 480 $(addprefix --resume ,$(RESUME)) \
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(OUT) $(if $(MINUTES),--minutes $(MINUTES),--budget 480) $(addprefix --resume ,$(RESUME)) \
 		$(addprefix --commit ,$(COMMIT))
 
 .venv/bin/pip:

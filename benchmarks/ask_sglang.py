@@ -10,9 +10,13 @@ leaves to one of SGLang's own configs are as there.
 
 import json
 import sys
+import traceback
 from pathlib import Path
 
-PARTS = ("text_config", "llm_config", "language_config", "vision_config", "audio_config", "thinker_config")
+PARTS = (
+    "text_config", "llm_config", "language_config", "vision_config", "audio_config", "audio_encoder_config",
+    "thinker_config",
+)  # fmt: skip
 BASES = {"mimo": "Qwen2Config"}  # as the remote class does
 OWN = ("step3p5",)  # the checkpoint's class is taken, although Transformers has one
 
@@ -60,10 +64,14 @@ def register(folders):
 
 def main():
     scripts = Path(sys.argv.pop(1))
-    sys.path[:1] = [str(scripts / "sglang"), str(scripts / "common")]  # its own folder has files of modules' names
+    own = sys.path[0]
+    sys.path[:1] = [str(scripts / "sglang"), str(scripts / "common"), own]
     import ask
     import oracle_cases
     import pretend
+    import sglang_weights
+
+    sys.path.remove(own)  # it has files of modules' names
 
     arguments, cases = oracle_cases.finish(oracle_cases.parse(ask.__doc__, ask.EXAMPLE), pretend.SOURCE)
 
@@ -71,9 +79,30 @@ def main():
         ask.load(gpu)
         register(arguments.models)
 
-    return oracle_cases.answer_all(
-        arguments, cases, pretend.HEAD, load, ask.answer, pretend.NOTES, ask.describe_failure
-    )
+    def answer(case, configs):
+        """The oracle's answer, with the bytes of the model's own parameters, or why they could not be made."""
+        servers = []
+        ask.Server = kept(OracleServer, servers)
+        row = ask.answer(case, configs)
+        try:
+            row["weights"] = sglang_weights.weights(servers[0])
+        except Exception as error:
+            traceback.print_exc()
+            row["weights"] = {"failed": ask.describe_failure(error)}
+        return row
+
+    OracleServer = ask.Server
+    return oracle_cases.answer_all(arguments, cases, pretend.HEAD, load, answer, pretend.NOTES, ask.describe_failure)
+
+
+def kept(server, servers):
+    """The oracle's class of a server, whose instances are put in a list."""
+
+    def init(self, *arguments):
+        server.__init__(self, *arguments)
+        servers.append(self)
+
+    return type("Kept", (server,), {"__init__": init})
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 """Everything a GPU is needed for, in one command: tests, measured memory beside predicted, prefix reuse, speed.
 
-    PYTHONPATH=. python3 benchmarks/gpu.py OUT --budget 480 [--resume DIR] [--only smoke,tests] [--again tests]
-                                           [--commit COMMIT] [--device cuda:0]
+    PYTHONPATH=. python3 benchmarks/gpu.py OUT --minutes 9 | --budget 480 [--resume DIR] [--only smoke,tests]
+                                           [--again tests] [--commit COMMIT] [--device cuda:0]
 
 Stages run in the order of --list, the biggest news first, each in a process of its own and within the seconds of the
-budget. After each stage OUT holds summary.json, at most six archives of evidence, and Triton's compiled kernels. A call
-with --resume (whose DIR may be OUT itself) runs what was skipped, crashed or was cut off, and goes on with what is
-partial. A stage that came to its own end is done, also with failures, which its headline tells; --again names stages to
-be run all the same.
+budget. After each stage OUT holds summary.json, at most six archives of evidence, and Triton's compiled kernels; while
+one is under way, its numbers and the kernels are kept there every 20 seconds. A call with --resume (whose DIR may be
+OUT itself) runs what was skipped, crashed or was cut off, and goes on with what is partial. A stage that came to its
+own end is done, also with failures, which its headline tells; --again names stages to be run all the same.
+
+Where a GPU is lent for a quarter of an hour, --minutes plans the call: smoke, kernels, decode, prefill, tests and the
+first profile get what they need before any other stage gets anything, and all that is planned adds up to the minutes.
+A call with --minutes 9 and one with --minutes 4 --resume take 13 minutes at most; `--list --minutes 9` prints the plan.
 
 Where every call gets a fresh copy of the checkout, what the last one left must travel with it: lay the files of its OUT
 into build/gpu of the checkout and give `--resume build/gpu`. Git ignores that folder, so its files cannot be committed
@@ -32,7 +36,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.gpu_stages.plan import line, plan, to_run
 from benchmarks.gpu_stages.runner import (
+    CLOSING_S,
     ROOT,
     SUMMARY,
     Machine,
@@ -59,6 +65,7 @@ device = torch.device(sys.argv[1])
 print(json.dumps(torch.cuda.get_device_name(device) if torch.cuda.is_available() else None))
 """
 PROBE_S = 120.0  # torch's first import on a machine that was just started
+MOST_MINUTES = 24 * 60
 FAILED, BUDGET_ENDED, INTERRUPTED, TERMINATED = 1, 4, 130, 143
 
 
@@ -165,7 +172,9 @@ def driver() -> str | None:
 def parser() -> argparse.ArgumentParser:
     own = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     own.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder for the summary and the archives")
-    own.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="for all of it (%(default)s)")
+    limits = own.add_mutually_exclusive_group()
+    limits.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="for all of it (%(default)s)")
+    limits.add_argument("--minutes", type=minutes, metavar="N", help="for all of it, planned: see above")
     own.add_argument("--resume", type=Path, metavar="DIR", help="go on from an earlier OUT")
     own.add_argument("--only", metavar="STAGE,...", help="these stages alone")
     own.add_argument("--again", metavar="STAGE,...", help="run these although --resume has them done")
@@ -173,6 +182,14 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--commit", help="of the code, where there is no repository to ask; the same in every call")
     own.add_argument("--list", action="store_true", help="print the stages and stop")
     return own
+
+
+def minutes(text: str) -> float:
+    """A number of minutes that holds a stage."""
+    value = float(text)
+    if not 1 <= value <= MOST_MINUTES:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 to {MOST_MINUTES}")
+    return value
 
 
 def chosen(stages: Sequence[Stage], option: str, names: str) -> list[Stage]:
@@ -188,7 +205,11 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
     """Everything but the reading of the command line; returns the exit code."""
     selected = list(stages) if options.only is None else chosen(stages, "--only", options.only)
     again = [] if options.again is None else chosen(stages, "--again", options.again)
+    budget_s = options.budget if options.minutes is None else 60 * options.minutes
     if options.list:
+        if options.minutes is not None:
+            print(line(plan(selected, budget_s - CLOSING_S), CLOSING_S))
+            return 0
         for stage in selected:
             print(f"{stage.name:<25} {stage.minimum_s:4.0f} to {stage.timeout_s:3.0f} s  {stage.shows}")
         return 0
@@ -204,10 +225,13 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
         print("nobody knows which code this is: without --commit no later call can go on from this one", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="kvplan-gpu-") as work:
-        session = Session(options.out, Path(work), options.device, where, options.budget, started_s)
+        session = Session(options.out, Path(work), options.device, where, budget_s, started_s)
         session.again = frozenset(stage.name for stage in again)
         if options.resume is not None:
             resume(session, options.resume)
+        if options.minutes is not None:
+            session.plan = plan(to_run(selected, session), session.left_s)
+            print(line(session.plan, CLOSING_S), flush=True)
         try:
             run_stages(selected, session)
         finally:
@@ -219,7 +243,8 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
 def exit_code(session: Session, selected: Sequence[Stage]) -> int:
     results = [session.results[stage.name] for stage in selected]
     statuses = {result.status for result in results}
-    if statuses & {"failed", "timeout", "failures"} or any(result.numbers.get("failures") for result in results):
+    has_failures = any(result.numbers.get("failures") for result in results)
+    if session.is_unsaved or has_failures or statuses & {"failed", "timeout", "failures"}:
         return FAILED
     return BUDGET_ENDED if statuses & {"skipped", "partial"} or session.not_begun else 0
 
@@ -232,6 +257,9 @@ def main(argv: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) ->
     except KvplanError as error:
         print(f"gpu.py: error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"gpu.py: error: {printable(str(error), 200)}; make room for OUT, or name another", file=sys.stderr)
+        return KvplanError.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -1,12 +1,12 @@
 """The seam between engine and attention kernels: which ones run, and how a step is planned for them.
 
-The kernels of another library become a third implementation of AttentionBackend, and a line in `load`.
+The kernels of another library become a second subclass of AttentionBackend, and a line in `load`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -30,8 +30,9 @@ class AttentionPlan(NamedTuple):
     queries_of_tile: Callable[[int], int] | None = None
 
 
-class AttentionBackend(Protocol):
-    """Paged attention kernels.
+@dataclass(frozen=True, slots=True)
+class AttentionBackend:
+    """Paged attention kernels. These are plain torch's, which support everything and need no plan.
 
     run              the module whose paged_decode, paged_prefill and latent_decode run what was planned; a layer's
                      other functions are there too
@@ -39,61 +40,30 @@ class AttentionBackend(Protocol):
     can_be_captured  whether a CUDA graph of it can be recorded: nothing in it asks the device
     """
 
-    @property
-    def run(self) -> ModuleType: ...
-
-    @property
-    def compiles(self) -> bool: ...
-
-    @property
-    def can_be_captured(self) -> bool: ...
-
-    def supports_cache(self, kv_dtype: torch.dtype, dtype: torch.dtype) -> bool:
-        """True if a model that computes in dtype can read a cache of kv_dtype."""
-
-    def unsupported(
-        self, spec: ModelSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
-    ) -> str | None:
-        """The reason, as a phrase, why a rank of this model cannot run; None if it can."""
-
-    def plan(
-        self, spec: ModelSpec, tp: TensorParallel, groups: tuple[LayerGroup, ...], kv: KVCache, dtype: torch.dtype
-    ) -> AttentionPlan:
-        """The planners for a model's steps on such caches, and the capacity that a CUDA graph needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class TorchAttention:
-    """Plain torch: supports everything and needs no plan."""
-
     run: ModuleType
     compiles: bool = False
     can_be_captured: bool = False
 
     def supports_cache(self, kv_dtype: torch.dtype, dtype: torch.dtype) -> bool:
+        """True if a model that computes in dtype can read a cache of kv_dtype."""
         return True
 
     def unsupported(
         self, spec: ModelSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
     ) -> str | None:
+        """The reason, as a phrase, why a rank of this model cannot run; None if it can."""
         return None
 
     def plan(
         self, spec: ModelSpec, tp: TensorParallel, groups: tuple[LayerGroup, ...], kv: KVCache, dtype: torch.dtype
     ) -> AttentionPlan:
+        """The planners for a model's steps on such caches, and the capacity that a CUDA graph needs."""
         return AttentionPlan()
 
 
 @dataclass(frozen=True, slots=True)
-class TritonAttention:
+class TritonAttention(AttentionBackend):
     """The kernels of engine/kernels: decode is cut into items of about equal length, prefill into tiles of queries."""
-
-    run: ModuleType
-    can_be_captured: bool = True
-
-    @property
-    def compiles(self) -> bool:
-        return not self.run.INTERPRETED
 
     def supports_cache(self, kv_dtype: torch.dtype, dtype: torch.dtype) -> bool:
         return kv_dtype in (dtype, torch.float8_e4m3fn)
@@ -146,4 +116,6 @@ def _num_heads(spec: ModelSpec, tp: TensorParallel) -> int:
 def load(backend: str, device_type: str) -> AttentionBackend:
     """Load the configured backend; "auto" is triton on a GPU and torch elsewhere."""
     module = kernels.load(backend, device_type)
-    return TritonAttention(module) if module.IS_PLANNED else TorchAttention(module)
+    if not module.IS_PLANNED:
+        return AttentionBackend(module)
+    return TritonAttention(module, compiles=not module.INTERPRETED, can_be_captured=True)

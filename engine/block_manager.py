@@ -435,8 +435,11 @@ class BlockManager:
             table += self.pool.take(num_missing)
         change = len(table) * size
         if self.enable_prefix_caching:
-            self._cache_group(seq, 0, min(num_tokens, len(seq.token_ids)))
-            change = min(change, (seq.num_cached_blocks[0] + 1) * size - 1)
+            full = (seq.num_cached_blocks[0] + 1) * size  # tokens with which the next block can be found
+            if num_tokens >= full:
+                self._cache_group(seq, 0, min(num_tokens, len(seq.token_ids)))
+                full = (seq.num_cached_blocks[0] + 1) * size
+            change = min(change, full - 1)
         seq.num_tokens_until_change = change
         return True
 

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.kv_cache import LayerKV
-from engine.recurrent import move_on
+from engine.recurrent import check_one_rank, move_on
 from engine.step import StepTensors
-from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import DeltaNet
 
 if TYPE_CHECKING:
@@ -29,10 +28,7 @@ class DeltaNetLayer:
 
     def __init__(self, builder: "Builder", name: str, facts: DeltaNet, hidden: int, norm_eps: float) -> None:
         """Raises UnsupportedModelError for several ranks."""
-        if builder.tp.size > 1:
-            raise UnsupportedModelError(
-                f"{name}: recurrent states are not split over ranks by the engine; use tensor_parallel_size 1"
-            )
+        check_one_rank(builder.tp, name)
         self.facts, self.norm_eps = facts, norm_eps
         values = facts.v_heads * facts.v_dim
         whole = slice(None)

@@ -38,7 +38,7 @@ class DraftRow:
 
 
 class DraftModel:
-    """A Proposer (engine/proposer.py) that is also a Companion model (engine/model_runner.py)."""
+    """A Proposer (engine/proposer.py) that is loaded beside the model, as its companion (engine/model_runner.py)."""
 
     def __init__(self, model: ModelSpec | str | Path, load_format: str, seed: int) -> None:
         """model  a directory with weights, or a ModelSpec where they are random"""
@@ -51,6 +51,7 @@ class DraftModel:
     # --- beside a model -----------------------------------------------------------------------------------------
 
     def load(self, runner: ModelRunner) -> None:
+        """Load its weights; raises if it does not match the runner's model."""
         self._runner = runner
         self._check(runner)
         self.groups = group_layers(self.spec, runner.config.block_size)
@@ -87,6 +88,7 @@ class DraftModel:
 
     @property
     def weights(self) -> int:
+        """Bytes of its weights (`buffers`: of its buffers)."""
         return nbytes(self.model.weights)
 
     @property
@@ -95,11 +97,12 @@ class DraftModel:
 
     @property
     def block_bytes(self) -> int:
+        """Bytes of its part of a block."""
         return self._cache(1, "meta").num_bytes
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Tensors of its KV cache."""
+        """Tensors of its part of the pool."""
         return self.kv.tensors
 
     @torch.inference_mode()
@@ -120,6 +123,7 @@ class DraftModel:
         return meter.peak
 
     def allocate(self, num_blocks: int) -> None:
+        """Make the tensors of its part of the pool."""
         runner = self._runner
         self.kv = self._cache(num_blocks, runner.device)
         self._plan = runner.backend.plan(self.spec, runner.tp, self.groups, self.kv, runner.dtype)

@@ -347,7 +347,8 @@ class Engine(EngineCore[Flight]):
         for row in logprobs[: seq.num_output_tokens - request.num_received]:
             token = seq.token_ids[seq.num_prompt_tokens + request.num_received]
             self._counters.generation_tokens += 1
-            if request.receive(token, row):
+            is_stopped = request.receive(token, row)
+            if is_stopped:  # a stop string came up
                 request.forget_unreceived()
                 self.scheduler.finish(seq.request_id, "stop")
                 seq.finish_reason = "stop"  # also where its length has ended it
@@ -356,7 +357,7 @@ class Engine(EngineCore[Flight]):
                 return
             if request.on_token is not None:
                 self._updates.append((request, request.update(token)))
-            if not request.num_unreceived:  # a stop string came up
+            if is_stopped:
                 break
         if seq.is_finished:
             self._end(seq)

@@ -17,17 +17,16 @@ import torch
 
 from engine import quantized
 from engine.adapter_config import Shape, check_fit
+from engine.adapters import Adapters
 from engine.batch import BatchArrays
 from engine.kernels.lora_rows import NOBODY, Ints, LoraRows, tiles_of
 from engine.layers import ALL, Builder, Linear, SummedLinear
-from engine.loader import WeightSource
 from engine.memory import nbytes
 from engine.peft import Adapter, LowRank, read_adapter
 from engine.quantized import Piece
 from engine.staging import UploadRing
 from engine.tp import TensorParallel
 from kvplan.core.errors import InvalidInputError, UsageError
-from kvplan.models.spec import Quantization
 
 ABSORBED = ("kv_b_proj",)  # latent attention decodes with this matrix itself, never with its product
 
@@ -139,7 +138,7 @@ class LoraBuilder(Builder):
 
 
 @dataclass(slots=True)
-class LoraSlots:
+class LoraSlots(Adapters):
     """The adapters of a model on one rank: those that are known, and those that are in the slots."""
 
     max_loras: int
@@ -152,13 +151,11 @@ class LoraSlots:
     rows: LoraRows | None = None
     walks_on_host: bool = True  # the kernels do
 
-    def builder(
-        self, source: WeightSource, tp: TensorParallel, kernels: ModuleType, dtype: torch.dtype, device: torch.device,
-        quantization: Quantization | None,
-    ) -> Builder:  # fmt: skip
-        self.rows = LoraRows.empty(self.max_num_tokens, self.max_loras, device)
-        self.walks_on_host = kernels.LORA_WALKS_ON_HOST
-        return LoraBuilder(source, tp, kernels, dtype, device, quantization, adapters=self)
+    def builder(self, plain: Builder) -> Builder:
+        self.rows = LoraRows.empty(self.max_num_tokens, self.max_loras, plain.device)
+        self.walks_on_host = plain.kernels.LORA_WALKS_ON_HOST
+        own = (plain.source, plain.tp, plain.kernels, plain.dtype, plain.device, plain.quantization)
+        return LoraBuilder(*own, adapters=self)
 
     def slot_layer(self, pieces: list[Piece], builder: Builder, *, is_summed: bool) -> SlotLayer:
         """Room for adapters of a layer that a builder makes."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from engine.warm_up import SMALL_BLOCKS, blank_step, lengths, samplings, small_s
 from kvplan.core.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from kvplan.models.spec import LatentAttention, ModelSpec
 
+if TYPE_CHECKING:
+    from engine.draft_model import DraftModel
+
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -48,44 +51,16 @@ LARGEST_SAMPLING = SamplingParams(
 )
 
 
-class Companion(Protocol):
-    """Another model loaded with the main one, with its own part of every block."""
-
-    spec: ModelSpec
-
-    def load(self, runner: "ModelRunner") -> None:
-        """Load its weights; raises if it does not match the runner's model."""
-
-    @property
-    def weights(self) -> int:
-        """Bytes of its weights (`buffers`: of its buffers)."""
-
-    @property
-    def buffers(self) -> int: ...
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of its part of a block."""
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """Tensors of its part of the pool."""
-
-    def profile(self, largest: BatchArrays) -> int:
-        """Peak bytes of its largest step."""
-
-    def allocate(self, num_blocks: int) -> None:
-        """Tensors of its part of the pool."""
-
-
 class ModelRunner:
     """Start-up in the order of a real server: weights, profile run, pool, graphs; then step after step."""
 
     def __init__(
         self, spec: ModelSpec, config: EngineConfig, source: WeightSource, tp: TensorParallel, device: torch.device,
-        max_model_len: int, on_stage: Callable[[str], None], companions: tuple[Companion, ...] = (),
+        max_model_len: int, on_stage: Callable[[str], None], companions: "tuple[DraftModel, ...]" = (),
     ) -> None:  # fmt: skip
         """on_stage is called with the name of each stage as it begins: weights, profile_run, pool, graphs.
+
+        companions  other models loaded with the main one, each with its own part of every block
 
         Raises EnvironmentProblem where the device's memory does not do, with what was needed and what there was.
         """

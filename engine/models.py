@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.adapters import Adapters, NoAdapters
+from engine.adapters import Adapters
 from engine.delta_net import DeltaNetLayer
 from engine.kv_cache import KVCache
 from engine.layers import Builder, GroupedAttention, LatentAttentionLayer, Mlp, Moe, Vocabulary
@@ -21,24 +21,8 @@ from engine.short_conv import ShortConvLayer
 from engine.step import StepTensors
 from engine.tp import TensorParallel
 from kvplan.core.errors import UnsupportedModelError
-from kvplan.models.spec import (
-    DeltaNet,
-    FullAttention,
-    GatedMlp,
-    HeadAttention,
-    LatentAttention,
-    LatentHeads,
-    LayerCache,
-    Mamba2,
-    ModelSpec,
-    MoeMlp,
-    PlainMlp,
-    PlainMoe,
-    RecurrentState,
-    Rotary,
-    ShortConv,
-    SlidingWindow,
-)
+from kvplan.models import spec as kinds
+from kvplan.models.spec import ModelSpec, Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +94,8 @@ class Model:
         self.spec, self.decoder, self.kernels = spec, spec.decoder, kernels
         self.max_model_len, self.device = max_model_len, device
         self.buffers: dict[Rotary | int, torch.Tensor] = {}  # rotary tables, and what was made of quantized weights
-        self.adapters = adapters or NoAdapters()
-        builder = self.adapters.builder(source, tp, kernels, dtype, device, spec.quantization)
+        self.adapters = adapters or Adapters()
+        builder = self.adapters.builder(Builder(source, tp, kernels, dtype, device, spec.quantization))
         self.embedding_scale = torch.tensor(self.decoder.embedding_scale, dtype=dtype, device=device)
         self.build(builder)
         self.weights = builder.weights
@@ -223,16 +207,16 @@ class Model:
 
 
 def _mlp(
-    builder: Builder, name: str, facts: GatedMlp | MoeMlp | PlainMlp | PlainMoe, hidden: int
+    builder: Builder, name: str, facts: kinds.GatedMlp | kinds.MoeMlp | kinds.PlainMlp | kinds.PlainMoe, hidden: int
 ) -> Mlp | Moe | PlainMlpLayer | PlainMoeLayer:
     match facts:
-        case GatedMlp():
+        case kinds.GatedMlp():
             return Mlp(builder, name, facts, hidden)
-        case MoeMlp():
+        case kinds.MoeMlp():
             return Moe(builder, name, facts, hidden)
-        case PlainMlp():
+        case kinds.PlainMlp():
             return PlainMlpLayer(builder, name, facts, hidden)
-        case PlainMoe():
+        case kinds.PlainMoe():
             return PlainMoeLayer(builder, name, facts, hidden)
 
 
@@ -242,26 +226,26 @@ def _attention(
     """Build the attention of one layer with its KV cache."""
     names, eps = model.decoder.names, model.decoder.norm_eps
     name, state = (f"model.layers.{index}.{part}" for part in (names.attention, names.state))
-    cache: LayerCache = spec.layers[index][0]
+    cache: kinds.LayerCache = spec.layers[index][0]
     match model.decoder.layers[index].attention, cache:
-        case HeadAttention() as facts, FullAttention() | SlidingWindow():
+        case kinds.HeadAttention() as facts, kinds.FullAttention() | kinds.SlidingWindow():
             heads = (spec.num_heads, cache.num_kv_heads, cache.head_dim, cache.head_dim_v)
-            window = cache.window if isinstance(cache, SlidingWindow) else None
+            window = cache.window if isinstance(cache, kinds.SlidingWindow) else None
             rotary = model.rotary(facts.rotary)
             return GroupedAttention(
                 builder, name, facts, spec.hidden_size, heads, window, rotary, eps, model.decoder.unit_offset
             )
-        case LatentHeads() as facts, LatentAttention():
+        case kinds.LatentHeads() as facts, kinds.LatentAttention():
             rotary = model.rotary(facts.rotary)
             assert rotary is not None
             return LatentAttentionLayer(
                 builder, name, facts, spec.hidden_size, spec.num_heads, cache.kv_lora_rank, rotary
             )
-        case DeltaNet() as facts, RecurrentState():
+        case kinds.DeltaNet() as facts, kinds.RecurrentState():
             return DeltaNetLayer(builder, state, facts, spec.hidden_size, eps)
-        case Mamba2() as facts, RecurrentState():
+        case kinds.Mamba2() as facts, kinds.RecurrentState():
             return Mamba2Layer(builder, state, facts, spec.hidden_size, eps)
-        case ShortConv() as facts, RecurrentState():
+        case kinds.ShortConv() as facts, kinds.RecurrentState():
             return ShortConvLayer(builder, state, facts, spec.hidden_size)
         case facts, _:
             raise UnsupportedModelError(

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from engine.kv_cache import HeadKV, LatentKV, LayerKV
 from engine.state_slots import States
 from engine.step import StepTensors
+from engine.tp import TensorParallel
+from kvplan.core.errors import UnsupportedModelError
 
 
 class Rule(Protocol):
@@ -16,6 +18,14 @@ class Rule(Protocol):
 
     def __call__(self, turned: torch.Tensor, rows: slice, states: torch.Tensor, *, is_chunk: bool) -> torch.Tensor:
         """turned: the convolution's outputs [num_tokens, channels] of the step's tokens `rows`; states after them."""
+
+
+def check_one_rank(tp: TensorParallel, name: str) -> None:
+    """Raise UnsupportedModelError for several ranks."""
+    if tp.size > 1:
+        raise UnsupportedModelError(
+            f"{name}: recurrent states are not split over ranks by the engine; use tensor_parallel_size 1"
+        )
 
 
 def move_on(

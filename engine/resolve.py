@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from engine.adapters import Adapters, NoAdapters
+from engine.adapters import Adapters
 from engine.config import EngineConfig
 from engine.draft_rules import NO_DRAFTS, draft_rules
 from engine.extensions import ExtendedConfig
@@ -102,7 +102,7 @@ def check_states(spec: ModelSpec, config: EngineConfig) -> None:
 def adapters(config: EngineConfig) -> Adapters:
     """Adapter slots, if the config asks for them."""
     if not config.max_loras:
-        return NoAdapters()
+        return Adapters()
     from engine.lora import LoraSlots
 
     return LoraSlots(config.max_loras, config.max_lora_rank, config.fully_sharded_loras, config.max_num_batched_tokens)

@@ -357,11 +357,10 @@ class Scheduler:
         for seq, n in batch.num_tokens.items():
             seq.num_computed_tokens = num_computed_tokens = seq.num_computed_tokens + n
             seq.num_in_flight_tokens += n
-            if num_computed_tokens < len(seq.token_ids) + seq.num_placeholders:
-                seq.is_prefill_chunk = True
-            else:
-                seq.is_prefill_chunk = False
-                seq.num_placeholders += 1
+            num_placeholders = seq.num_placeholders
+            seq.is_prefill_chunk = is_chunk = num_computed_tokens < len(seq.token_ids) + num_placeholders
+            if not is_chunk:
+                seq.num_placeholders = num_placeholders + 1
                 samples.append(seq)
 
     def update(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> list[Sequence]:
@@ -385,14 +384,14 @@ class Scheduler:
                 num_taken = 1
             else:
                 num_taken = seq.extend(tokens)
+                if seq.is_finished:
+                    done.append(seq)
             for accept in hooks:
                 accept(seq, num_taken, batch)
                 num_placeholders = seq.num_placeholders
             num_tokens = seq.num_computed_tokens - num_placeholders
             if num_tokens > seq.num_tokens_until_change and seq.block_table:  # a block is full; it was not preempted
                 self.blocks.cache_full_blocks(seq, num_tokens)
-            if seq.is_finished:
-                done.append(seq)
         if done:
             self._retire(done)
         return done
@@ -400,8 +399,8 @@ class Scheduler:
     # --- those that run -----------------------------------------------------------------------------------------
 
     def _schedule_running(self, batch: Batch) -> None:
-        num_ahead, num_tokens = self._num_ahead, batch.num_tokens
-        is_plain = not (self.hooks.want or self.hooks.limit or self.hooks.put)
+        num_ahead, num_tokens, puts = self._num_ahead, batch.num_tokens, self.hooks.put
+        is_plain = not (self.hooks.want or self.hooks.limit or puts)
         for seq in tuple(self.running):
             if batch.budget <= 0:
                 return
@@ -417,7 +416,7 @@ class Scheduler:
             if n and ((n == 1 and has_room) or self._make_room(seq, end - 1 + n, batch)):
                 num_tokens[seq] = n
                 batch.budget -= n
-                for put in self.hooks.put:
+                for put in puts:
                     put(seq, n, batch)
             elif n and seq.status == "running":  # it waits for blocks that a batch in flight may still write
                 return

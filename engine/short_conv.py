@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.kv_cache import LayerKV
-from engine.recurrent import move_on
+from engine.recurrent import check_one_rank, move_on
 from engine.step import StepTensors
-from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import ShortConv
 
 if TYPE_CHECKING:
@@ -22,10 +21,7 @@ class ShortConvLayer:
 
     def __init__(self, builder: "Builder", name: str, facts: ShortConv, hidden: int) -> None:
         """Raises UnsupportedModelError for several ranks."""
-        if builder.tp.size > 1:
-            raise UnsupportedModelError(
-                f"{name}: recurrent states are not split over ranks by the engine; use tensor_parallel_size 1"
-            )
+        check_one_rank(builder.tp, name)
         whole, width = slice(None), facts.channels
         self.in_proj = builder.outputs([(f"{name}.in_proj", 3 * width, whole)], hidden, bias=facts.bias)
         self.kernel = builder.empty(width, 1, facts.kernel)

@@ -7,7 +7,6 @@ layer reads a state from one place and writes it to another: so a state that oth
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Protocol
 
 import torch
 
@@ -43,22 +42,12 @@ class StateShape:
         return self.state_bytes + prod(self.inputs) * self.input_dtype.itemsize
 
 
-class States(Protocol):
-    """One layer's states, by slot."""
-
-    @property
-    def group(self) -> int:
-        """Which of a step's lists of slots is this layer's."""
-
-    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of (inputs [n, channels, kernel - 1], states [n, heads, *head_shape]) in the slots [n] int64."""
-
-    def write(self, slots: torch.Tensor, inputs: torch.Tensor, states: torch.Tensor) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class StateSlots:
-    """States in slots of their own, one for each sequence that runs; zero at first."""
+    """One layer's states in slots of their own, one for each sequence that runs; zero at first.
+
+    group  which of a step's lists of slots is this layer's
+    """
 
     inputs: torch.Tensor
     states: torch.Tensor
@@ -76,6 +65,7 @@ class StateSlots:
         return self.inputs.nbytes + self.states.nbytes
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of (inputs [n, channels, kernel - 1], states [n, heads, *head_shape]) in the slots [n] int64."""
         return self.inputs[slots], self.states[slots]
 
     def write(self, slots: torch.Tensor, inputs: torch.Tensor, states: torch.Tensor) -> None:
@@ -107,6 +97,9 @@ class StateBlocks:
             taken = whole[:, start : start + part.shape[1]]
             part[slots, : taken.shape[1]] = taken
             start += taken.shape[1]
+
+
+States = StateSlots | StateBlocks
 
 
 def are_in_blocks(spec: ModelSpec, config: EngineConfig) -> bool:

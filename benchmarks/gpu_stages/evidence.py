@@ -16,8 +16,12 @@ ESSENTIAL = ("result.json", "run.json", "reconciliation.json")  # never left out
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file by one with this content; whoever reads it sees the old one or the new one."""
     part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)  # on a full disk half of it would only take room
+        raise
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -15,9 +15,11 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,10 +30,12 @@ from kvplan.core.files import load_json, path_text, printable
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = "kvplan/gpu@1"
+SCRIPT = "KVPLAN_GPU_SCRIPT"  # variable of a stage's environment: the process that began it
 SUMMARY, LOG, RESULT, ROWS = "summary.json", "log.txt", "result.json", "rows.csv"
 GRACE_S = 5.0  # between asking a stage to end and ending it
 POLL_S = 0.05  # between looks at whether all of it has ended
 CLOSING_S = 10.0  # of the budget, kept for the last archives
+KEEPING_S = 20.0  # of a stage under way, between two times at which what it has said by then is kept
 
 # failures: it came to its own end with its numbers, and something in it failed. partial: its time was up, and the next
 # call goes on with the rest. failed: it crashed or was stopped.
@@ -112,11 +116,19 @@ class Session:
     left_out: dict[str, list[str]] = field(default_factory=dict)
     again: frozenset[str] = frozenset()  # stages to run although they are done
     not_begun: list[str] = field(default_factory=list)  # those of which an earlier result is kept for lack of time
+    plan: dict[str, float] = field(default_factory=dict)  # seconds of stages that have not begun: no other takes them
+    num_kernels: int = 0  # files of Triton's when they were packed last
+    is_unsaved: bool = False  # what was to be written last could not be
 
     @property
     def left_s(self) -> float:
         """What is left of the budget for stages."""
         return self.budget_s - CLOSING_S - (time.monotonic() - self.started_s)
+
+    @property
+    def free_s(self) -> float:
+        """The same without what the plan gives stages that have not begun."""
+        return self.left_s - sum(self.plan.values())
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
@@ -127,6 +139,7 @@ def run_stages(stages: Sequence[Stage], session: Session) -> None:
     width = max(len(stage.name) for stage in stages)
     save(session)
     for stage in stages:
+        session.plan.pop(stage.name, None)
         known = session.results.get(stage.name)
         if known is not None and known.status in DONE and stage.name not in session.again:
             session.say(f"{stage.name:<{width}}  kept    {known.status:<8}   {known.headline}")
@@ -141,7 +154,8 @@ def run_stages(stages: Sequence[Stage], session: Session) -> None:
             session.results[stage.name] = ended(stage, session, "failed", f"stopped by {type(stop).__name__}")
             raise
         finally:
-            save(session, stage.group)
+            with saving(session):
+                save(session, stage.group)
         session.say(line(result, width))
 
 
@@ -153,7 +167,7 @@ def line(result: Result, width: int) -> str:
 
 def lack_of_time(stage: Stage, session: Session) -> str | None:
     """Why a stage cannot be begun."""
-    left = session.left_s
+    left = session.free_s
     if left >= stage.minimum_s:
         return None
     return f"it needs {stage.minimum_s:g} s, {max(0.0, left):.0f} s of the budget are left"
@@ -169,12 +183,12 @@ def run_stage(stage: Stage, session: Session) -> Result:
     folder.mkdir(parents=True)
     if known is not None:
         write_json(folder / RESULT, {key: getattr(known, key) for key in ("headline", "commit", "numbers", "rows")})
-    timeout = min(stage.timeout_s, session.left_s)
+    timeout = min(stage.timeout_s, session.free_s)
     begin = time.monotonic()  # the same clock in every process
     added = ["--folder", str(folder), "--device", session.device, "--end", f"{begin + timeout:.1f}"]
     added += [f"--commit={session.machine.commit}"] if session.machine.commit is not None else []
     command = [sys.executable, *stage.argv, *added]
-    code = run_process(command, folder / LOG, timeout, session.work / NAME)
+    code = run_process(command, folder / LOG, timeout, session.work / NAME, partial(keep, stage, session))
     seconds = round(time.monotonic() - begin, 1)
     if code is None:
         result = ended(stage, session, "timeout", f"ended after {timeout:.0f} s")
@@ -201,19 +215,33 @@ def is_same_code(commit: str | None, other: str | None) -> bool:
     return commit is not None and commit == other
 
 
-def run_process(command: Sequence[str], log: Path, timeout_s: float, cache: Path | None = None) -> int | None:
-    """The exit code; None where the process and all that it started had to be ended. cache: Triton's."""
+def run_process(
+    command: Sequence[str],
+    log: Path,
+    timeout_s: float,
+    cache: Path | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> int | None:
+    """The exit code; None where the process and all that it started had to be ended. cache: Triton's.
+
+    meanwhile  is called every KEEPING_S
+    """
+    end_s = time.monotonic() + timeout_s
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", SCRIPT: str(os.getpid())}
     env |= {} if cache is None else {"TRITON_CACHE_DIR": str(cache)}
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
     try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
+        while True:
+            try:
+                return process.wait(min(KEEPING_S, max(0.0, end_s - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= end_s:
+                    return None
+            meanwhile()
     finally:
         end(process)
 
@@ -260,6 +288,18 @@ def ended(stage: Stage, session: Session, status: Status, error: str | None) -> 
     )
 
 
+def keep(stage: Stage, session: Session) -> None:
+    """Save what a stage under way has said by now: who ends this process without a warning costs no more than the rest.
+
+    What an earlier call knew stays until there is more.
+    """
+    if (session.work / stage.name / RESULT).exists():
+        session.results[stage.name] = ended(stage, session, "failed", "it was cut off")
+    with saving(session):
+        save_kernels(session)
+        write_json(session.out / SUMMARY, document(session))
+
+
 def last_line(path: Path) -> str:
     """The last line of a log that says anything, cut to a line's length."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -277,8 +317,29 @@ def save(session: Session, group: str | None = None) -> None:
             if (session.work / name).is_dir() and session.results[name].rows:
                 write_rows(session.work / name / ROWS, session.results[name], session.machine)
         session.left_out[group] = pack(archive(session.out, group), session.work, stages)
-        pack_cache(session.out, session.work)
+        save_kernels(session)
     write_json(session.out / SUMMARY, document(session))
+
+
+def save_kernels(session: Session) -> None:
+    """Pack Triton's kernels where there are more than at the last time."""
+    count = sum(1 for _ in (session.work / NAME).glob("*/*"))
+    if count > session.num_kernels:
+        pack_cache(session.out, session.work)
+        session.num_kernels = count
+
+
+@contextmanager
+def saving(session: Session) -> Iterator[None]:
+    """A disk that takes no more costs what is not written, and not the stages that are still to come."""
+    try:
+        yield
+        session.is_unsaved = False
+    except OSError as error:
+        if not session.is_unsaved:
+            why = error.strerror or error
+            session.say(f"{path_text(session.out)}: not written ({why}); what is printed here is all there is")
+        session.is_unsaved = True
 
 
 def archive(out: Path, group: str) -> Path:

@@ -13,7 +13,9 @@ from engine.extensions import ExtendedConfig, scheduler_of
 def start(stage: Task, model: str, **options: Any) -> Engine:
     """An engine of a catalog model with random weights on the stage's device."""
     config = EngineConfig(device=str(stage.device), load_format="dummy", **options)
-    return Engine(spec_of(model, is_small=stage.is_small), config)
+    engine = Engine(spec_of(model, is_small=stage.is_small), config)
+    stage.fallbacks.update(engine.memory_report().fallbacks)
+    return engine
 
 
 def random_tokens(count: int, vocab_size: int, source: random.Random) -> list[int]:

@@ -2,20 +2,25 @@
 
 import argparse
 import json
+import os
+import signal
 import statistics
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_stages.evidence import write_json
+from benchmarks.gpu_stages.runner import SCRIPT
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
 
 RESULT = "result.json"
+PARENT_S = 1.0  # between looks at whether the script is still there
 SAVING_S = 15.0  # before a stage is ended: what is under way comes to its end, and what is known is saved
 
 
@@ -40,11 +45,15 @@ def row(metric: str, unit: str, values: Sequence[float], model: str = "") -> Row
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Where a stage leaves its evidence and what it runs on; on a CPU every shape is small."""
+    """Where a stage leaves its evidence and what it runs on; on a CPU every shape is small.
+
+    fallbacks  what its engines do without, as they say once they have started, and why: its result says so
+    """
 
     folder: Path
     device: torch.device
     options: argparse.Namespace
+    fallbacks: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_small(self) -> bool:
@@ -63,6 +72,9 @@ class Task:
 
     def save(self, headline: str, numbers: dict[str, Any], rows: Sequence[Row] = ()) -> None:
         """Write result.json, as often as there is news: a stage that is cut off later has said this much."""
+        if self.fallbacks:
+            headline = f"{headline}; without the engine's own {', '.join(sorted(self.fallbacks))}"
+            numbers = {**numbers, "fallbacks": self.fallbacks}
         values = {"headline": headline, "commit": self.commit, "numbers": numbers}
         write_json(self.folder / RESULT, {**values, "rows": [asdict(row) for row in rows]})
 
@@ -84,10 +96,19 @@ def task(own: argparse.ArgumentParser, *, computes: bool = True) -> Task:
     """
     options = own.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if SCRIPT in os.environ:
+        threading.Thread(target=end_with, args=(int(os.environ[SCRIPT]),), daemon=True).start()
     device = torch.device(options.device)
     if computes and device.type == "cuda":
         torch.cuda.set_device(device)
     return Task(options.folder.resolve(), device, options)
+
+
+def end_with(parent: int) -> None:
+    """End this stage and all that it started once the script that began it is gone: killed, that could end nothing."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os.killpg(0, signal.SIGKILL)
 
 
 def result_of(folder: Path) -> dict[str, Any]:

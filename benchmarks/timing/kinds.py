@@ -73,7 +73,8 @@ def warming(facts: Iterable[Fact]) -> frozenset[tuple[str, str]]:
 
 def has_other_kernel(fact: Fact) -> bool:
     """Whether the release ran another kernel than was measured: a step of Qwen3-235B in blocks of fp8 under vLLM 0.12
-    takes 51 ms on 2 H200 with 4 users as with 20. Scored, but not fitted to: no host explains it.
+    takes 51 ms on 2 H200 with 4 users as with 20. Scored, but not fitted to: that its experts take whole blocks of
+    tokens is derived, and no host explains what is left.
     """
     return fact.version.startswith("0.12") and fact.engine == "vllm" and "experts fp8_block" in form(fact)
 

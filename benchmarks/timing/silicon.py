@@ -43,10 +43,16 @@ CONFIGS = {  # models that the catalog lacks: their configs are in the wheel, by
     ("zhipuai/GLM-5", "fp4"): "nvidia--GLM-5-NVFP4",
 }
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
+STATE_GATES = [  # too narrow for blocks; three of four layers are linear attention
+    f"model.language_model.layers.{layer}.linear_attn.in_proj_{gate}"
+    for layer in range(60)
+    if layer % 4 != 3
+    for gate in "ab"
+]
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 ADDED = {  # quantizations of configs that stand there without one: as nvidia/Llama-3.3-70B-Instruct-FP4, Qwen's own FP8
     "meta-llama--Meta-Llama-3.1-70B": NVFP4,
-    "Qwen--Qwen3.5-397B-A17B": BLOCKS | {"modules_to_not_convert": ["lm_head", "mtp", "visual"]},
+    "Qwen--Qwen3.5-397B-A17B": BLOCKS | {"modules_to_not_convert": ["lm_head", "mtp", "visual", *STATE_GATES]},
 }
 
 

@@ -7,8 +7,11 @@ line, which kvplan/asked/pasted.py reads like any other. Sources: the Compose sp
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
+from kvplan.asked.ray import typed
+from kvplan.asked.snippet import flag_words
 from kvplan.core.errors import UsageError
 from kvplan.servers.base import SERVERS, is_named, server_of
 from kvplan.servers.releases import DEFAULT
@@ -67,6 +70,23 @@ def shell_line(text: str) -> tuple[str, str | None]:
     exports = "".join(f"export {shlex.quote(pair)}; " for pair in pairs)
     has_parameters = script is not None and '"$@"' in script
     return exports + (shlex.join(words) if script is None or has_parameters else script), image or None
+
+
+def settings_line(text: str) -> str | None:
+    """The shell line of a file of a server's settings, such as vLLM's --config reads: `model: ...` and its flags."""
+    values = None
+    if re.search(r"(?m)^[{ ]*[\"']?model(?:[-_](?:path|tag))?[\"']?[ \t]*:[ \t]", text):
+        with suppress(UsageError):
+            values = next(iter(_parsed(text)), None)
+    if not isinstance(values, dict) or not all(isinstance(key, str) and re.fullmatch(r"[\w-]+", key) for key in values):
+        return None
+    flags = {key.replace("-", "_"): typed(value) for key, value in values.items()}
+    words = [f"--{key.replace('_', '-')}" for key in flags]
+    server = next(name for name in SERVERS if server_of(name).pasted().starts.launcher == server_for(words))
+    model = flags.pop("model_tag", None) or flags.pop("model_path", None) or flags.pop("model", None)
+    named = [f"--{server_of(server).pasted().starts.model_flag}", str(model)]
+    others = [word for key, value in flags.items() for word in flag_words(key, value, server)]
+    return shlex.join([*server_for(words), *named, *others])
 
 
 def _names_server(*words: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvplan.asked.question import WEIGHT_SUFFIXES, Resolved, Source, is_path, say_text_only
-from kvplan.core.errors import InvalidInputError, KvplanError, UsageError, sentence
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError, sentence
 from kvplan.core.files import exists, printable
 from kvplan.core.units import format_gib
 from kvplan.models import catalog
@@ -155,6 +155,11 @@ def from_hub(ref: str, source: Source) -> Resolved:
     try:
         resolved = hub.resolve_model(ref, revision=source.revision, offline=source.offline)
     except KvplanError as error:
+        known = catalog.find(model_id) if source.revision is not None else None
+        if known is not None and isinstance(error, EnvironmentProblem):
+            own = f"the catalog's copy is planned, not revision {printable(str(source.revision), 60)}"
+            warning = f"{sentence(error.subject, error.problem)}; {own}"
+            return Resolved(catalog.load(known, text_only=source.text_only), warnings=[warning])
         why = catalog.missing(model_id)
         if why is not None:
             raise error.changed(remedy=f"{error.remedy} (the catalog lacks it: {why})") from error

@@ -215,14 +215,16 @@ def with_file(form: Form) -> Form:
 
 
 def with_only_engine(form: Form) -> Form:
-    """The form with the server that alone can be meant, where none is named: that of a library's `NAME:TAG`, or the
-    first that runs on the vendor's GPUs.
+    """The form with the server that alone can be meant, where none is named: that of a library's `NAME:TAG`, of a
+    repository's `OWNER/NAME:TYPE`, or the first that runs on the vendor's GPUs.
     """
     name = form.text("model") or ""
     if {"engine", "from_command"} & form.values.keys():
         return form
     if re.fullmatch(r"[\w.-]+:[\w.-]+", name) and catalog.find(name) is None:
         return form.changed(engine=next(server for server in SERVERS if abilities_of(server).library))
+    if re.fullmatch(r"[\w.-]+/[\w.-]+:[\w.-]+", name):  # a repository of files and a type
+        return form.changed(engine=next(server for server in SERVERS if abilities_of(server).file_types))
     with suppress(KvplanError):  # an unknown GPU is rejected elsewhere
         vendors = {gpu(split_count(text)[1]).vendor for text in form.texts("gpu") or ()}
         if vendors and not vendors & set(abilities_of(DEFAULT).vendors):
@@ -258,6 +260,10 @@ def check_names(form: Form) -> None:
     """Refuse a model that can only be in the catalog and is not, and dtypes that no server has."""
     faults = Faults()
     model, dtype, kv_dtype = (form.text(key) for key in ("model", "dtype", "kv_cache_dtype"))
+    with faults.part():
+        if "," in (methods := form.text("quantization") or ""):
+            problem = f"takes one method here ({printable(methods, 60)!r})"
+            raise UsageError("--quantization", problem, "`kvplan sweep` takes several")
     with faults.part():
         is_name = "config" not in form.values
         if model is not None and is_name and is_catalog_name(model) and catalog.find(model) is None:

@@ -23,7 +23,6 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.servers.base import SERVERS, is_named, programs, server_of
-from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.command import Resources
 from kvplan.servers.words.shell import is_shell, names_server
 
@@ -39,7 +38,7 @@ HERE: Final = re.compile(
     r"""(?ms)^([^\n#]*<<-?[ \t]*["']?(\w+)["']?[^\n]*)\n(.*?)^[ \t]*\2[ \t]*$"""
 )  # a here-document
 _NUMBER: Final = r"[0-9]{1,6}"
-GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
+GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
 SLICES: Final = "nvidia.com/mig-"
 RUNTIMES: Final = ("ServingRuntime", "ClusterServingRuntime")  # of KServe: the container of services that name them
 CONFIGS: Final = ("LLMInferenceServiceConfig",)
@@ -254,22 +253,49 @@ def serving_places(
     elif isinstance(kind, str) and "{{" in kind:
         raise UsageError(where, "is a template, which is not rendered", TEMPLATE_CURE)
     else:
-        for pod in pods(document):
-            yield from of_pod(pod, Place(name, count_of(spec, where)))
+        place = Place(name, count_of(spec, where))
+        in_pods = [found for pod in pods(document) for found in of_pod(pod, place)]
+        yield from in_pods or alone(document, place, where, Mapped())
 
 
 def pods(document: Mapping[str, Any]) -> Iterator[Mapped]:
     """Everything in a document that has a list of containers."""
+    yield from (node for node in nodes(document) if isinstance(node.get("containers"), list))
+
+
+def nodes(document: Any) -> Iterator[Mapped]:
+    """Every mapping in a document outside of a pod's containers."""
     left: list[Any] = [document]
     for number, node in enumerate(left):
         if isinstance(node, dict):
-            if isinstance(node.get("containers"), list):
-                yield lined(node)
+            yield lined(node)
             left.extend(value for key, value in node.items() if key not in ("containers", "initContainers"))
         elif isinstance(node, list):
             left.extend(node)
         if number > container.MOST_NODES:
             return
+
+
+def alone(node: Any, place: Place, where: str, above: Mapped) -> Iterator[tuple[Place, Mapped, Mapped]]:
+    """Containers outside of a list, each under a key of its own: `mainContainer:` of Dynamo, `environment:` of a job.
+
+    above  what stands around a container; the nearest `resources`, `replicas` and number of nodes are its own
+    """
+    if isinstance(node, list):
+        for item in node:
+            yield from alone(item, place, where, above)
+    if not isinstance(node, dict):
+        return
+    around = {key: node[key] for key in ("resources", "nodeSelector", "affinity") if key in node}
+    here = lined(node, above | around)
+    name = str(node.get("name") or place.name)
+    num_pods = whole(mapping(node, "multinode").get("nodeCount"), place.num_pods, "nodeCount", where)
+    place = place._replace(name=name, replicas=count_of(node, where, place.replicas), num_pods=num_pods)
+    if {"command", "args"} & node.keys():
+        yield place, lined(node, {**here, **node}), lined({**here, "resources": None})
+    for key, value in node.items():
+        if key not in ("initContainers", "containers"):
+            yield from alone(value, place._replace(name=key if isinstance(value, dict) else name), where, here)
 
 
 def of_pod(pod: Mapped, place: Place) -> Iterator[tuple[Place, Mapped, Mapped]]:
@@ -326,9 +352,9 @@ def llm_inference_service(spec: Mapped, name: str, where: str) -> Iterator[tuple
         place = Place(name + suffix, count_of(part, where), max(num_pods, 1), model, tuple(words), kserve=True)
         if part is spec and not pod:  # only KServe's own template
             pod = Mapped(containers=[Mapped(name="main")])
-        for body in pod.get("containers") or ():
-            if isinstance(body, dict) and body.get("name", "main") == "main":
-                yield place, lined(body), pod
+        bodies = [lined(body) for body in pod.get("containers") or () if isinstance(body, dict)]
+        for body in [body for body in bodies if body.get("name", "main") == "main"] or bodies[:1]:
+            yield place, body, pod
 
 
 def model_at(uri: str) -> str | None:
@@ -338,13 +364,14 @@ def model_at(uri: str) -> str | None:
 
 
 def llm_configs(document: Mapping[str, Any]) -> Iterator[tuple[Place, Mapped, Mapped]]:
-    """Servers that Ray Serve starts for `llm_configs`, at the top or in the arguments of an application."""
-    parts = [document, *(mapping(application, "args") for application in lists(document, "applications"))]
-    for config in (item for part in parts for item in lists(part, "llm_configs") if isinstance(item, dict)):
+    """Servers that Ray Serve starts: `llm_configs`, or those of prefill and decode, wherever they stand."""
+    for config in (node for node in nodes(document) if "model_loading_config" in node):
         arguments = ray.arguments_of({key: ray.typed(config.get(key)) for key in ray.KEYS})
-        model = str(arguments.pop("model", ""))
-        flags = [word for key, value in arguments.items() for word in flag_words(key, value, DEFAULT)]
-        body = lined(config, {"name": model, "command": [*container.server_for([]), model, *flags]})
+        model, server = str(arguments.pop("model", "")), ray.server_of(config)
+        starts = server_of(server).pasted().starts
+        flags = [word for key, value in arguments.items() for word in flag_words(key, value, server)]
+        named = [*starts.launcher, f"--{starts.model_flag}", model]
+        body = lined(config, {"name": model, "command": [*named, *flags]})
         replicas = mapping(mapping(config, "deployment_config"), "autoscaling_config").get("min_replicas")
         count = max(whole(replicas, 1, "min_replicas", ""), 1)
         yield Place(model.rpartition("/")[2], count), body, Mapped({ray.ACCELERATOR: config.get(ray.ACCELERATOR)})
@@ -447,7 +474,7 @@ def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> l
     if place.kserve:
         entrypoint, arguments = kserve_words(place, entrypoint, arguments, variables)
     words = [*entrypoint, *arguments]
-    if is_simulator(image) or not serves(entrypoint, words, image):
+    if is_other(image) or not serves(entrypoint, words, image):
         return []
     if not entrypoint and not names_server(words) and not is_server_image(image):
         words = [*container.server_for(words), *words]
@@ -514,10 +541,12 @@ def is_server_image(image: str) -> bool:
     return is_named(name) and not re.search(r"router|gateway|proxy|bench|exporter", name)
 
 
-def is_simulator(image: str) -> bool:
-    """True for an image that only imitates a server, such as llm-d-inference-sim: it takes no GPU memory."""
+def is_other(image: str) -> bool:
+    """True for an image that only imitates a server, such as llm-d-inference-sim, or is a server of its own whose
+    arguments look like one's.
+    """
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-    return re.search(r"(?:^|[-_])sim(?:ulator)?$", name) is not None
+    return re.search(r"(?:^|[-_])sim(?:ulator)?$|^text-(?:embeddings|generation)-inference$", name) is not None
 
 
 def kserve_words(
@@ -634,8 +663,8 @@ def is_name(text: str) -> bool:
 def gpus_of(body: Mapping[str, Any], where: str) -> int | None:
     """Number of GPUs, or of MIG slices of one, that a container requests."""
     resources = mapping(body, "resources")
-    for part in ("limits", "requests"):
-        for name, value in mapping(resources, part).items():
+    for part in (mapping(resources, "limits"), mapping(resources, "requests"), resources):
+        for name, value in part.items():
             if name in GPU_RESOURCES and re.fullmatch(r"0?\.[0-9]+", str(value)):
                 raise UsageError(where, f"asks for a part of a GPU ({name}: {value})", "plan it with --gpu-memory")
             if (name in GPU_RESOURCES or name.startswith(SLICES)) and value not in (None, ""):
@@ -684,7 +713,7 @@ def devices_of(device: Any, where: str) -> int | None:
     if not isinstance(device, dict):
         return None
     if isinstance(device.get("device_ids"), list):
-        return len(device["device_ids"])
+        return sum(len(str(ids).split(",")) for ids in device["device_ids"])
     count = device.get("count")
     return None if count in (None, "all") else whole(count, 1, "count", where)
 
@@ -741,8 +770,8 @@ def lined(node: dict[str, Any], values: dict[str, Any] | None = None) -> Mapped:
     return result
 
 
-def count_of(spec: Mapping[str, Any], where: str) -> int:
-    return whole(spec.get("replicas"), 1, "replicas", where)
+def count_of(spec: Mapping[str, Any], where: str, default: int = 1) -> int:
+    return whole(spec.get("replicas"), default, "replicas", where)
 
 
 def whole(value: Any, default: int, name: str, where: str) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.core.errors import KvplanError, NoServerError, UsageError
 from kvplan.core.files import exists, printable, read_text
+from kvplan.models.catalog import find
 from kvplan.servers.base import ALIASES, SERVERS, is_named, programs, server_of
 from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words import environment, shell
@@ -25,6 +26,7 @@ _ROLLOUT = (
 )
 _UNIT = r"(?m)^[ \t]*(?:ExecStart=|(?:CMD|ENTRYPOINT)[ \t])"  # a Dockerfile, a unit of systemd
 _SETTINGS = r"(?mi)^[ \t]*(?:FROM|quantization|\{)|\sload\s"  # what may be no command: lines of settings, an object
+SEVERAL = "save it and give `kvplan check FILE`, or paste one of them"
 MAX_COMMAND_CHARS = 64 * 1024  # room for a script or a manifest
 
 
@@ -73,7 +75,7 @@ def parse(text: str, options: Collection[str] = ()) -> ServeCommand:
     if manifest.is_manifest_file(text):
         return parse_manifest(text, options)
     if not container.is_manifest(text):
-        return _parse_line(text, options)
+        return _parse_line(container.settings_line(text) or text, options)
     return parse_part(text, options)
 
 
@@ -126,7 +128,7 @@ def parse_manifest(text: str, options: Collection[str] = ()) -> ServeCommand:
         raise UsageError(
             "--from-command",
             f"{len(containers)} containers run servers ({names})",
-            "save it and give `kvplan check FILE`, or paste one of them",
+            SEVERAL,
         )
     return parse_container(containers[0], options)
 
@@ -162,7 +164,10 @@ def served_by(engine: str, words: list[str]) -> list[str]:
 
 def _parse_line(text: str, options: Collection[str] = ()) -> ServeCommand:
     """Parse the server's command in a shell script and ignore the rest of it."""
-    commands = shell.split(text)
+    from kvplan.asked import batch
+
+    job = batch.job_of(text) if "#SBATCH" in text else batch.Job({})
+    commands = shell.split(text, variables=job.variables)
     if text.lstrip().startswith("--") and commands:
         from kvplan.asked.container import server_for
 
@@ -174,15 +179,20 @@ def _parse_line(text: str, options: Collection[str] = ()) -> ServeCommand:
         command.engine = started.engine or command.engine
         command.args = {**started.args, **command.args}
         command.notes += map(Note, started.notes)
+        command.resources = job.resources
+        command.notes += job.notes
         command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
         refuse_second(command, commands[number + 1 :], name)
         return command
     if len(commands) == 1 and len(commands[0]) == 1 and exists(commands[0][0]) and Path(commands[0][0]).is_file():
         return _parse_file(Path(commands[0][0]), options)
+    remedy = f"paste {programs()}, or the `docker run ...` of its image"
+    if (model := next((word for words in commands for word in words if "/" in word and find(word)), None)) is not None:
+        remedy += f"; or plan its model on one of them: `kvplan estimate {model}`"
     raise NoServerError(
         "--from-command",
         f"contains no server command ({printable(' '.join(commands[0] if commands else ()), 60)!r})",
-        f"paste {programs()}, or the `docker run ...` of its image",
+        remedy,
     )
 
 
@@ -193,7 +203,12 @@ def _parse_file(path: Path, options: Collection[str]) -> ServeCommand:
         raise NoServerError(
             "--from-command", f"{printable(str(path), 60)} contains no server command", f"use {programs()}"
         )
-    command = parse(text, options)
+    try:
+        command = parse(text, options)
+    except UsageError as error:
+        if error.remedy != SEVERAL:
+            raise
+        raise error.changed(remedy=f"`kvplan check {printable(str(path), 400)}` plans each of them") from error
     command.notes.append(Note(f"what stands in {printable(str(path), 100)}"))
     return command
 

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvplan.core import entries
+from kvplan.servers.base import SERVERS
+from kvplan.servers.releases import DEFAULT
 from kvplan.servers.words.command import Resources
 
 CLASS: Final = "LLMConfig"
 ACCELERATOR: Final = "accelerator_type"
 KEYS: Final = ("model_loading_config", "engine_kwargs", ACCELERATOR)
+SERVER: Final = "server_cls"  # of a server that is not the default one: SGLangServer
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +28,12 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
         address = source.get("bucket_uri") if isinstance(source, Mapping) else source
         values["model"] = address or loading.get("model_id")
     return values
+
+
+def server_of(config: Mapping[str, Any]) -> str:
+    """The server that a configuration's class is named after, else the default one."""
+    name = str(config.get(SERVER, "")).lower()
+    return next((server for server in SERVERS if server in name), DEFAULT)
 
 
 def typed(value: Any) -> Any:

@@ -85,6 +85,8 @@ def call_in(text: str, options: Collection[str] = ()) -> Call:
             raise UsageError("--from-command", f"{_source(argument)!r} is a positional argument", "name it")
         call.keywords.insert(0, ast.keyword("model", argument))
     is_config = ast.unparse(call.func).rpartition(".")[2] == ray.CLASS
+    if is_config:
+        server = ray.server_of({str(keyword.arg): _source(keyword.value) for keyword in call.keywords})
     stated: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:

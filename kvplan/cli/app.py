@@ -303,10 +303,13 @@ def answered(line: Sequence[str], readings: int = 0) -> int:
     """Run a line; one that cannot be parsed as the line that it stands for."""
     try:
         return run(line, is_reading=readings > 0)
-    except ParserError as error:
-        from kvplan.cli.instinct import meant
+    except (ParserError, UsageError) as error:
+        from kvplan.cli.instinct import meant, with_operand
 
-        better = meant(line, {*COMMANDS, "trace"}, getattr(error, "ctx", None))
+        if isinstance(error, UsageError):
+            better = with_operand(line, error.subject) if error.problem == "missing" else None
+        else:
+            better = meant(line, {*COMMANDS, "trace"}, getattr(error, "ctx", None))
         if better is None or better == line or readings == MOST_READINGS:
             raise
     return answered(better, readings + 1)
@@ -364,6 +367,7 @@ def wants_json(line: Sequence[str]) -> bool:
 
 def usage_error(error: Any) -> KvplanError:
     """Convert a parser error to kvplan's form: `<flag>: <what is wrong>; <next step>`."""
+    from kvplan.cli.instinct import hint
     from kvplan.core.near import meant, near_names
 
     context = getattr(error, "ctx", None)
@@ -374,7 +378,8 @@ def usage_error(error: Any) -> KvplanError:
             known = option_names(context)
 
             def unknown(name: str) -> KvplanError:
-                return UsageError(name, "no such option", meant(near_names(name, known), help_line))
+                remedy = hint(name, known) or meant(near_names(name, known), help_line)
+                return UsageError(name, "no such option", remedy)
 
             names = dict.fromkeys([error.option_name, *unknown_options(context, output.command_line())])
             return together([unknown(name) for name in names])

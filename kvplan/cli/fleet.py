@@ -160,12 +160,10 @@ def kinds_of(
 def drafts_stated(options: SimulateOptions, plan: Plan, shares: Shares) -> Drafts | None:
     """The drafts of a fleet's servers, whose acceptance must be stated."""
     stated = Acceptance(options.synthetic_acceptance_length, options.synthetic_acceptance_rates)
-    drafts = stated_drafts(plan, shares, stated)
-    if drafts is None:
-        return None
-    apart, calibrated = options.disaggregate is not None, options.calibration is not None
-    refuse_beside_drafts({"--disaggregate": apart, "--calibration": calibrated})
-    return drafts
+    if plan.request.draft is not None or plan.request.args.num_speculative_tokens:
+        apart, calibrated = options.disaggregate is not None, options.calibration is not None
+        refuse_beside_drafts({"--disaggregate": apart, "--calibration": calibrated})
+    return stated_drafts(plan, shares, stated)
 
 
 def parse_split(text: str) -> tuple[int, int]:

@@ -4,6 +4,8 @@ Read only after a line was refused: the line as it is meant is run in its place,
 """
 
 import re
+import shlex
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -20,8 +22,13 @@ ParserError: Final[type[Any]] = next(base for base in typer.BadParameter.__mro__
 # Words of other tools, and of everyday speech, for a command.
 OTHER_NAMES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("fit", "fits", "size", "calc", "calculate", "mem", "memory", "vram", "plan", "run"), "estimate"),
-    **dict.fromkeys(("cost", "price", "buy", "choose", "suggest"), "recommend"),
-    **dict.fromkeys(("explain", "debug", "diagnose"), "why"),
+    **dict.fromkeys(("users", "capacity", "kv", "kvcache", "kv-cache", "context", "max-context"), "estimate"),
+    **dict.fromkeys(("cost", "price", "buy", "choose", "suggest", "rent", "quote", "cheapest"), "recommend"),
+    **dict.fromkeys(("explain", "debug", "diagnose", "oom", "crash"), "why"),
+    **dict.fromkeys(("speed", "latency", "throughput", "load"), "simulate"),
+    **dict.fromkeys(("optimize", "autotune"), "tune"),
+    **dict.fromkeys(("monitor", "top"), "watch"),
+    **dict.fromkeys(("share", "colocate"), "pack"),
     **dict.fromkeys(("lint", "validate", "test"), "check"),
     **dict.fromkeys(("list", "ls", "model", "catalog", "search"), "models"),
     **dict.fromkeys(("gpu", "cards"), "gpus"),
@@ -39,7 +46,17 @@ OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("--quant", "--quantize"), ("--quantization",)),
     **dict.fromkeys(("--isl", "--input", "--input-len", "--input-tokens", "--prompt-len"), ("--prompt-tokens",)),
     **dict.fromkeys(("--osl", "--output", "--output-len", "--max-tokens"), ("--output-tokens",)),
+    **dict.fromkeys(("--random-input-len", "--prompt", "--avg-input"), ("--prompt-tokens",)),
+    **dict.fromkeys(("--random-output-len", "--avg-output"), ("--output-tokens",)),
+    **dict.fromkeys(("--num-prompts", "--n-requests"), ("--num-requests",)),
     **dict.fromkeys(("--qps", "--rps", "--request-rate"), ("--rate",)),
+    **dict.fromkeys(("--server", "--backend", "--runtime", "--framework"), ("--engine",)),
+    **dict.fromkeys(("--max-ctx", "--max-context", "--longest"), ("--ctx", "auto")),
+    **dict.fromkeys(("--hardware", "--accelerator", "--gpu-type", "--card", "--instance"), ("--gpu",)),
+    **dict.fromkeys(("--gpu-util", "--util", "--utilization"), ("--gpu-memory-utilization",)),
+    **dict.fromkeys(("--batch-size", "--max-batch"), ("--max-num-seqs",)),
+    **dict.fromkeys(("--colocate", "--colocated", "--sleep-mode"), ("--enable-sleep-mode",)),
+    **dict.fromkeys(("--html", "--save"), ("--report",)),
     **dict.fromkeys(("--price-file", "--cost-file"), ("--prices",)),
     **dict.fromkeys(("--kv-dtype", "--kv-cache-type", "--kv-quant"), ("--kv-cache-dtype",)),
     "--gpus": ("--gpu",),
@@ -48,8 +65,11 @@ OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "--pipeline-parallel": ("--pp",),
     "--slos": ("--slo",),
 }
+BUDGET: Final = "prices rank GPUs: `kvplan recommend llama-3.1-8b --users 10 --prices h100-80g=3.80,l4=0.80`"
+METHOD: Final = r"(?:fp8|int[48]|w\d+a\d+|awq|gptq|nvfp4|mxfp[48]|bitsandbytes|[iI]?[qQ]\d)"
 # Of a server, and without effect on what a client of `kvplan serve` sees; ! takes no value.
-COUNTS: Final = ("--num-gpus", "--n-gpus", "--gpu-count", "--gpus-per-node")  # of the GPU that --gpu names
+COUNTS: Final = ("--num-gpus", "--n-gpus", "--gpu-count", "--gpus-per-node", "--gpus")  # of the GPU that --gpu names
+TARGETS: Final = {"--ttft": "ttft", "--tpot": "tpot", "--itl": "tpot", "--latency": "latency"}  # of --slo
 IDLE_FLAGS: Final = (
     "trust_remote_code!", "disable_log_requests!", "enable_log_requests!", "disable_log_stats!", "max_log_len",
     "disable_uvicorn_access_log!", "uvicorn_log_level", "enable_server_load_tracking!", "enable_auto_tool_choice!",
@@ -58,7 +78,9 @@ IDLE_FLAGS: Final = (
     "distributed_executor_backend", "disable_custom_all_reduce!", "otlp_traces_endpoint", "collect_detailed_traces",
     "show_hidden_metrics_for_version", "swap_space", "data_parallel_external_lb!", "structured_outputs_config",
 )  # fmt: skip
-ASKS_USERS: Final = "recommend"  # answers --users, of a GPU that is named as well
+ASKS: Final = {"--users": "recommend", "--slo": "simulate"}  # answer an option that `estimate` lacks
+REPORTS: Final = re.compile(r".+\.(?:html|md|csv|json)")
+PIPED: Final = {"LOG": ("-",), "RUN_DIR": ("--log", "-")}  # operand that is missing -> its words
 MANIFESTS: Final = (".yaml", ".yml")
 LOGS: Final = (".log", ".out", ".err")
 TRACES: Final = (".csv", ".jsonl")
@@ -103,8 +125,6 @@ def as_command(line: list[str], first: str) -> list[str] | None:
 
 
 def is_server_command(first: str, others: Sequence[str]) -> bool:
-    import shlex
-
     from kvplan.asked.pasted import is_command
 
     words = [first, *others]
@@ -116,8 +136,6 @@ def is_server_command(first: str, others: Sequence[str]) -> bool:
 
 def pasted(line: Sequence[str]) -> list[str]:
     """`kvplan 'vllm serve MODEL' --gpu l40s`, or without the quotes: then --gpu and --format are kvplan's own."""
-    import shlex
-
     if " " in line[0].strip():
         return ["estimate", "--from-command", line[0], *line[1:]]
     words, own = list(line), list[str]()
@@ -165,11 +183,20 @@ def is_model(word: str) -> bool:
 def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
     """A line whose command does not know an option or takes fewer words."""
     options = {option for param in context.command.params for option in (*param.opts, *param.secondary_opts)}
-    line = list(renamed(counted(line, options), options))
+    if name == "report" and "--gpu" in line:
+        return ["estimate" if word == name else word for word in line]
+    is_burst = "--num-prompts" in line and "--rate" in options
+    line = list(renamed(targeted(counted(with_values(line, name, options), options)), options))
+    name = next(word for word in line if not word.startswith("-"))
+    if name not in (context.command.name, ASKS_USERS):
+        return line
+    if is_burst and not {"--rate", "--users"} & {word.partition("=")[0] for word in line}:
+        line += ["--rate", "inf"]  # as `vllm bench serve` sends them
     if name == "serve":
         line = list(without_idle(line, options))
-    if "--users" not in options and any(word.partition("=")[0] == "--users" for word in line):
-        return [ASKS_USERS if word == name else word for word in line] if name == "estimate" else None
+    for option, answers in ASKS.items():
+        if option not in options and any(word.partition("=")[0] == option for word in line):
+            return [answers if word == name else word for word in line] if name == "estimate" else None
     try:
         _, words, _ = context.command.make_parser(context).parse_args(line[line.index(name) + 1 :])
     except ParserError:  # another option is unknown
@@ -181,6 +208,34 @@ def in_command(line: list[str], name: str, context: Any) -> list[str] | None:
         position = len(line) - 1 - line[::-1].index(word)
         line[position : position + 1] = [flag, word]
     return line
+
+
+def with_values(line: list[str], name: str, options: Collection[str]) -> list[str]:
+    """The line with what a model's own flag, a number of images and vLLM's -q stand for."""
+    if any(" " in word for word in line):  # a pasted command has words of its own
+        return line
+    text = shlex.join(line)
+    if "--limit-mm-per-prompt" in options:
+        text = re.sub(r"--images[ =](\d+)", r"--limit-mm-per-prompt image=\1", text)
+    if "--quantization" in options:
+        text = re.sub(rf" -q (?={METHOD})", " --quantization ", text)
+    if "--model" not in options and " --model" in text:
+        text = re.sub(" --model[ =]", " ", text)
+        if name == "check" and "--init" not in line:  # without a policy: whether it fits
+            text = f"{text.replace(name, 'estimate', 1)} --exit-code"
+    return shlex.split(text)
+
+
+def hint(name: str, options: Collection[str]) -> str | None:
+    """What to write for an option of other tools that a command lacks."""
+    (other, *values) = OTHER_OPTIONS.get(name, (name,))
+    if other != name and other in options:
+        return f"use {' '.join((other, *values))}"
+    if other == "--users":
+        return f"`kvplan {ASKS_USERS}` takes --users"
+    if name in COUNTS and "--gpu" in options:
+        return "write the number before the GPU's name: --gpu 8xh100"
+    return BUDGET if name == "--budget" else None
 
 
 def without_idle(line: Sequence[str], options: Collection[str]) -> Iterator[str]:
@@ -211,15 +266,48 @@ def counted(line: Sequence[str], options: Collection[str]) -> list[str]:
     return [*line[:place], f"{number}x{line[place]}", *line[place + 1 :]]
 
 
+def targeted(line: Sequence[str]) -> list[str]:
+    """The line with targets of latency in --slo: `--ttft 2s --tpot 50ms` is `--slo ttft=2s,tpot=50ms`."""
+    words, targets, parts = iter(line), list[str](), list[str]()
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in TARGETS:
+            targets.append(f"{TARGETS[name]}={value if equals else next(words, '')}")
+        else:
+            parts.append(word)
+    return [*parts, "--slo", ",".join(targets)] if targets and "--slo" not in parts else list(line)
+
+
 def renamed(line: Sequence[str], options: Collection[str]) -> Iterator[str]:
     """The line with the command's own names of options, unless it has one of these as well."""
     typed = {word.partition("=")[0] for word in line}
-    for word in line:
+    for word, following in zip(line, [*line[1:], "-"], strict=True):
         name, equals, value = word.partition("=")
         other = OTHER_OPTIONS.get(name)
-        is_known = other is not None and (other[0] in options or other[0] == "--users") and other[0] not in typed
+        if name in ("-o", "--output", "--out") and "-o" not in options and REPORTS.fullmatch(value or following):
+            other = ("--report",)
+        is_known = other is not None and other[0] in {*options, *ASKS} and other[0] not in typed
         if other is None or name in options or not is_known:
             yield word
         else:
             yield other[0] + (f"={value}" if equals else "")
-            yield from other[1:]
+            yield from () if len(other) == 1 or (other[0] == "--ctx" and following[:1].isdigit()) else other[1:]
+
+
+def with_operand(line: Sequence[str], missing: str) -> list[str] | None:
+    """A line of a command that lacks its operand: it reads a pipe, and compares one model over a list of settings."""
+    if missing == "NEW":
+        return ["sweep" if word == "diff" else word for word in line] if any("," in word for word in line) else None
+    operand = PIPED.get(missing)
+    return None if operand is None or not is_piped() else [*line, *operand]
+
+
+def is_piped() -> bool:
+    """True if standard input is another program's output, or a file."""
+    import os
+    import stat
+
+    with suppress(OSError, ValueError, AttributeError):
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+        return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+    return False

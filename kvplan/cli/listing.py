@@ -9,10 +9,12 @@ from kvplan.report.formats import CommandAnswer
 def models(options: ModelsOptions) -> int:
     form = None
     if options.gpu is not None or options.gpu_memory is not None:
-        from kvplan.asked.form import Form, size_notes  # only for a GPU
+        from kvplan.asked.form import Form, size_notes, with_only_engine  # only for a GPU
 
         values = {"gpu": options.gpu and [options.gpu], "gpu_memory": options.gpu_memory}
-        form = Form({key: value for key, value in values.items() if value is not None})
+        form = with_only_engine(Form({key: value for key, value in values.items() if value is not None}))
+        if "engine" in form.values:
+            output.tell("note", f"each model is laid out as {form.values['engine']} does, which may take a minute")
         for note in size_notes(form):
             output.tell("note", note)
     named = (options.name, options.family, options.max_params)

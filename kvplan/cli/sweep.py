@@ -126,7 +126,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.tally, self.front, self.curves = text.Tally(), Front(), Curves()
-        models = list(dict.fromkeys(request.spec.name for request in self.grid.requests))
+        rows = (self.grid.requests, *self.grid.copies.values())
+        models = list(dict.fromkeys(request.spec.name for requests in rows for request in requests))
         self.alike = 0  # combinations with the same users as one that is kept
         self.best = text.Best(self.limit, text.key_of(self.options.sort, models))
         self.sinks = [*self.reports, Sink(self.options.format)]

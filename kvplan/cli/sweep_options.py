@@ -1,5 +1,6 @@
 """The options of the commands that compare plans: sweep, recommend, explore, atlas, diff, upgrade, pack."""
 
+import re
 from typing import ClassVar, Final, Literal
 
 from kvplan.cli.fields import (
@@ -22,7 +23,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 from kvplan.servers.base import parse_engine
-from kvplan.servers.releases import Version
+from kvplan.servers.releases import DEFAULT, Version
 
 Sort = Literal["context", "users", "users-per-gpu", "users-per-dollar"]
 
@@ -211,10 +212,11 @@ class UpgradeOptions(WorkloadOptions):
         return False
 
 
-def release_of(text: str, flag: str) -> Version:
-    """Parse the value of --from or --to."""
+def release_of(text: str, flag: str, server: str | None = None) -> Version:
+    """Parse the value of --from or --to: a release, or only its number."""
     try:
-        return parse_engine(text)
+        is_number = re.match(r"v?\d", text) is not None
+        return parse_engine(f"{(server or DEFAULT).partition('@')[0]}@{text}" if is_number else text)
     except KvplanError as error:
         raise error.renamed("--engine", flag) from error
 

@@ -92,8 +92,9 @@ def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
 
 def answered(subjects: list[Subject], options: UpgradeOptions) -> Upgrade:
     """Plan each server with both releases; those of another server program are skipped and listed."""
-    old = None if options.old is None else release_of(options.old, "--from")
-    new = release_of(options.new or (old.engine if old else DEFAULT), "--to")
+    old = None if options.old is None else release_of(options.old, "--from", options.engine)
+    server = old.engine if old else options.engine or DEFAULT
+    new = release_of(options.new or server.partition("@")[0], "--to", server)
     if old is not None and old.engine != new.engine:
         raise UsageError(
             "--from, --to", f"name two servers ({old.engine}, {new.engine})", "`kvplan diff` compares those"

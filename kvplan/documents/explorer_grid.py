@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvplan.asked.form import COMMON_GPUS, Form, flag_of, gpus_of, read_form
+from kvplan.asked.form import COMMON_GPUS, Form, flag_of, gpus_of, read_form, with_file, with_only_engine
 from kvplan.asked.question import Inputs, default_context, requests
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_count, parse_tokens
 from kvplan.documents.explorer import EXPLORER, FULL, Axis, ExplorerDocument, chart
-from kvplan.planning.grid import arguments_of, parts, prices_of, refuse_undrafted_lists
+from kvplan.planning.grid import arguments_of, copies_of, parts, prices_of, refuse_undrafted_lists
 from kvplan.planning.recommend import MOST_USERS
 from kvplan.planning.sweep import Grid
 from kvplan.servers.base import SERVERS, abilities_of, parse_engine, server_of, terms_of
@@ -71,6 +71,7 @@ def explorer_document(
     if not models:
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
     refuse_single(form)
+    form = with_only_engine(form.changed(model=models[0]))
     releases = dict.fromkeys(parse_engine(text) for text in parts(form.text("engine"), "--engine") or by_share())
     reading, errors = Inputs([], 0), list[KvplanError]()
     grids: list[tuple[Grid, list[Axis], str]] = []
@@ -114,7 +115,7 @@ def grid_of(form: Form, model: str, release: "Version", reading: Inputs) -> tupl
     gpus_of(form)  # refuses a number of GPUs: use --tp
     given_lists = arguments_of(form).items()
     stated = {name: values for name, values in given_lists if len(values) > 1 or name in (*LABELS, "quantization")}
-    plain = form.changed(model=model, engine=release.label, mean_tokens=None, **dict.fromkeys(stated))
+    plain = with_file(form.changed(model=model, engine=release.label, mean_tokens=None, **dict.fromkeys(stated)))
     inputs = requests(read_form(with_contexts(plain)))
     rows, contexts = inputs.by_gpu()
     refuse_undrafted_lists(rows, stated)
@@ -127,6 +128,7 @@ def grid_of(form: Form, model: str, release: "Version", reading: Inputs) -> tupl
         arguments = usual | stated
     else:
         arguments = choices(stated, terms_of(release.engine).share_argument)
+    copies, notes = copies_of(with_contexts(plain), stated.get("quantization", ()))
     lengths = (request.args.max_model_len for request in rows)
     longest = max(length for length in lengths if isinstance(length, int))
     grid = Grid(
@@ -134,8 +136,9 @@ def grid_of(form: Form, model: str, release: "Version", reading: Inputs) -> tupl
         shape=(1, inputs.num_gpus, contexts),
         means=(None,) if types and "mean_tokens" not in form.values else means_of(form.text("mean_tokens"), longest),
         arguments=arguments,
+        copies=copies,
     )
-    reading.notes += inputs.notes
+    reading.notes += [*inputs.notes, *(note for note in notes if note not in inputs.notes)]
     reading.warnings += inputs.warnings
     return grid, axes_of(grid, release, is_stated="mean_tokens" in form.values)
 

@@ -42,7 +42,7 @@ def preflight_document(result: Verdict, words: Sequence[str] | None) -> Prefligh
         "gpu": answer.request.gpu.name,
         "num_gpus": answer.request.args.num_gpus,
         "max_model_len": answer.settings.max_model_len,
-        "users": answer.concurrency.users * answer.concurrency.replicas,
+        "users": answer.concurrency.all_users.likely,
         "cures": cures_of(result, words),
     }
     records = {"machine": asdict(result.machine), "checks": list(map(asdict, result.checks))}
@@ -68,6 +68,6 @@ def answer_text(result: Verdict) -> str:
     if check is not None and (result.outcome == "does not start" or not result.plan.fits):
         word = "No" if result.outcome == "does not start" else "Perhaps"
         return f"{word}: {request.spec.served_name} {result.outcome} {where}: {check.text}"
-    number = plural(users.users * users.replicas, "user")
+    number = plural(users.all_users.likely, "user")
     text = f"{request.spec.served_name} starts {where}, for {number} of {result.plan.settings.max_model_len:,} tokens"
     return f"Yes: {text}" if check is None else f"Yes, at a risk: {text}: {check.text}"

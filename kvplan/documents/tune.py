@@ -26,13 +26,14 @@ class TunedSetting(TypedDict):
 
     servers: Size
     tensor_parallel_size: Size
+    data_parallel_size: Size
     flags: Annotated[dict[str, str | int | float | bool], "Engine arguments that differ from what the server takes."]
     requests_per_s: Number
     low: Annotated[Number | None, "On a server as slow as its range allows; null: not simulated."]
     high: Annotated[Number | None, "On a server as fast as its range allows; null: not simulated."]
     output_tokens_per_s: Number
     closed_form_requests_per_s: Number
-    running_peak: Annotated[Count, "Requests that ran at once in one server."]
+    running_peak: Annotated[Count, "Requests that ran at once in one server, or in one of its data-parallel ranks."]
     kv_usage_peak: Number
     preemptions: Count
     targets: list[Target]
@@ -46,6 +47,7 @@ class NearestSetting(TypedDict):
 
     servers: Size
     tensor_parallel_size: Size
+    data_parallel_size: Size
     requests_per_s: Annotated[Number | None, "Of all servers; null: of the users, or all requests at once."]
     targets: list[Target]
     command: str

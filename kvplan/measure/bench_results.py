@@ -23,7 +23,6 @@ OWN: Final = "kvplan profile"  # label of the results that it wrote, in the form
 OTHER_TOOLS: Final = "guidellm, aiperf and InferenceX"
 FIGURE: Final = "figure"  # subject of an error until the file and row are known
 LARGEST: Final = 10**18
-STATISTICS: Final = ("mean", "p50", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,10 +100,6 @@ def stated_error(document: Mapping[str, object], path: Path) -> tuple[str, float
     return worst, errors[worst]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 # --- date and device --------------------------------------------------------------------------------------------------
 
 

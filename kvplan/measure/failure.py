@@ -15,16 +15,7 @@ from typing import Any, Final, Literal
 from kvplan.core.errors import KvplanError
 from kvplan.measure.failure_messages import cause_of
 from kvplan.measure.failure_text import Evidence, Frame, LogText, prefix_end
-from kvplan.measure.failure_words import (
-    LONGEST_SENTENCE,
-    parts_told,
-    tells_of_a_kill,
-    tells_of_a_kv_check,
-    tells_of_kv_dtype,
-    tells_of_memory,
-    tells_of_retraction,
-    tells_of_the_host,
-)
+from kvplan.measure.failure_words import LONGEST_SENTENCE, parts_told, tells_of
 from kvplan.measure.serverlog.log import parse_log
 from kvplan.measure.states import End, Span, Start, States
 from kvplan.servers.base import OWN, failures_of_servers
@@ -449,17 +440,17 @@ class _Reading:
                 continue
             if len(line) > LONGEST_SENTENCE or self.text.is_healthy(start):
                 continue
-            if (sent_back := self._sent_back) is not None and tells_of_retraction(line):
+            if (sent_back := self._sent_back) is not None and tells_of("retraction", line):
                 return _Hit(_WORDS, sent_back, start, index, phase="serving")
-            if not unresolved and not self._has_a_crash and tells_of_a_kill(line):
+            if not unresolved and not self._has_a_crash and tells_of("kill", line):
                 return _Hit(_WORDS, "host_memory_or_shm", start, index)
-            if not unresolved and tells_of_the_host(line):
+            if not unresolved and tells_of("host", line):
                 return _Hit(_WORDS, "host_memory_or_shm", start, index)
-            if tells_of_a_kv_check(line):
+            if tells_of("kv check", line):
                 return _Hit(_WORDS, "kv_too_small_for_max_len", start, index, phase="pool")
-            if tells_of_kv_dtype(line):
+            if tells_of("kv dtype", line):
                 return _Hit(_WORDS, "kv_dtype_unsupported", start, index, phase="load")
-            if of_memory is None and tells_of_memory(line):
+            if of_memory is None and tells_of("memory", line):
                 of_memory = index
             for name in parts_told(line) if of_memory is not None else ():
                 cause, phase = self._cause_in(_Part(name, index))
@@ -481,7 +472,7 @@ class _Reading:
                 index
                 for index, line in lines
                 if len(line) <= LONGEST_SENTENCE
-                and tells_of_memory(line)
+                and tells_of("memory", line)
                 and not self.text.is_healthy(self.text.starts[index])
             ),
             None,

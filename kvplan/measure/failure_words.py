@@ -61,34 +61,20 @@ _HOST: Final = re.compile(
 )
 
 
-def tells_of_a_kill(line: str) -> bool:
-    """True if a line says that the OS killed a process, as it does when host memory runs out."""
-    return _KILLED.search(line) is not None
+# What a line may say, and the words that say it.
+WORDS: Final[dict[str, re.Pattern[str]]] = {
+    "kill": _KILLED,  # the OS killed a process, as it does when host memory runs out
+    "host": _HOST,  # host memory ran out, not GPU memory
+    "memory": _OOM,  # memory ran out
+    "retraction": _RETRACT,  # requests were retracted because the KV cache was full
+    "kv check": _KV_CHECK,  # the server's check of the KV cache against one request failed
+    "kv dtype": _KV_DTYPE,  # a KV cache dtype fails
+}
 
 
-def tells_of_the_host(line: str) -> bool:
-    """True if a line says that host memory ran out, not GPU memory."""
-    return _HOST.search(line) is not None
-
-
-def tells_of_memory(line: str) -> bool:
-    """True if a line says that memory ran out."""
-    return _OOM.search(line) is not None
-
-
-def tells_of_retraction(line: str) -> bool:
-    """True if a line says that requests were retracted because the KV cache was full."""
-    return _RETRACT.search(line) is not None
-
-
-def tells_of_a_kv_check(line: str) -> bool:
-    """True if a line says that the server's check of the KV cache against one request failed."""
-    return _KV_CHECK.search(line) is not None
-
-
-def tells_of_kv_dtype(line: str) -> bool:
-    """True if a line says that a KV cache dtype fails; a command that only contains the flag does not count."""
-    return _KV_DTYPE.search(line) is not None and line.count(" --") <= 1
+def tells_of(what: str, line: str) -> bool:
+    """True if a line says this of `WORDS`; for a dtype a command that only contains the flag does not count."""
+    return WORDS[what].search(line) is not None and (what != "kv dtype" or line.count(" --") <= 1)
 
 
 def parts_told(line: str) -> Iterator[str]:

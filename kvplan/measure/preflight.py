@@ -17,7 +17,6 @@ from kvplan.servers.releases import Version, number_text, releases_of
 Status = Literal["ok", "risk", "fail", "unknown"]
 Outcome = Literal["starts", "may not start", "does not start"]
 MEMORY: Final = "GPU memory"
-SPLIT: Final = "tensor_parallel_size"
 # The oldest driver for each major version of CUDA: CUDA's release notes, "CUDA Toolkit and minimum required driver".
 LEAST_DRIVERS: Final = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 BLACKWELL: Final = (10, 0)  # needs CUDA 12.8, whose release notes name it first

@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn, TextIO, cast
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import MAX_DEPTH, MIB, is_deeper_than, load_json, open_regular, os_problem, path_text
 from kvplan.core.records import dataclass, field
+from kvplan.measure import run_types
 from kvplan.measure.run_types import Engine, Environment, Event, Inputs, Manifest, Memory, Model, Results, Sample
 
 RUN = "kvplan/run@1"
@@ -30,13 +31,7 @@ MAX_LINES_BYTES = 512 * MIB  # of samples or events; an hour of a hundred sample
 MAX_LINE_BYTES = MIB
 BASELINES = ("baseline", "second_baseline")  # stages of the other allocators, and their results' names
 SYNC_S = 1.0  # seconds of data that a power cut may lose
-# The engine's figures in a sample, by their names in engine.stats.Stats.
-ENGINE_FIGURES = (
-    "kv_cache_usage_perc", "num_used_blocks", "num_cached_blocks", "num_kv_tokens", "num_filled_slots",
-    "num_requests_running", "num_requests_waiting", "num_preemptions", "num_cached_tokens", "prefix_cache_queries",
-    "prefix_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits", "num_drafts",
-    "num_draft_tokens", "num_accepted_tokens", "num_steps", "prompt_tokens", "generation_tokens", "busy_s",
-)  # fmt: skip
+ENGINE_FIGURES = (*run_types.EngineFigures.__annotations__,)  # in a sample, by their names in engine.stats.Stats
 
 
 class RunWriter:
@@ -102,19 +97,13 @@ class RunWriter:
                 for each in (self._samples, self._events):
                     os.fsync(each.fileno())
         except OSError as error:
-            raise EnvironmentProblem(
-                path_text(Path(file.name)), f"cannot be written ({error.strerror})", "what was measured so far is kept"
-            ) from error
+            raise _lost(Path(file.name), error) from error
 
     def _write_manifest(self) -> None:
         try:
             self._replace_manifest()
         except OSError as error:
-            raise EnvironmentProblem(
-                path_text(self.path / MANIFEST),
-                f"cannot be written ({error.strerror})",
-                "what was measured so far is kept",
-            ) from error
+            raise _lost(self.path / MANIFEST, error) from error
 
     def _replace_manifest(self) -> None:
         part = self.path / f".{MANIFEST}.part"
@@ -129,6 +118,13 @@ class RunWriter:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
+
+
+def _lost(path: Path, error: OSError) -> EnvironmentProblem:
+    """Error for a file of a run that was begun."""
+    return EnvironmentProblem(
+        path_text(path), f"cannot be written ({error.strerror})", "what was measured so far is kept"
+    )
 
 
 def refuse_run_files(path: str, flag: str) -> None:

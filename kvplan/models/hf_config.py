@@ -367,12 +367,7 @@ def check_shared(outer: Config, inner: Config, draft: SpecDraft) -> None:
 
 
 def read_config(
-    values: Mapping[str, Any],
-    where: str,
-    name: str,
-    *,
-    source: str = "",
-    **reading: Unpack[Reading],
+    values: Mapping[str, Any], where: str, name: str, *, source: str = "", **reading: Unpack[Reading]
 ) -> ModelSpec:
     """Read the facts of one config.
 

@@ -235,19 +235,13 @@ def _offline_problem(library: ModuleType, model_id: str, error: BaseException) -
     if "Timeout" in kind:
         seconds = library.constants.HF_HUB_ETAG_TIMEOUT
         return EnvironmentProblem(
-            model_id,
-            f"no answer from {endpoint} (timeout after {seconds} s)",
-            "retry, or pass a local config.json",
+            model_id, f"no answer from {endpoint} (timeout after {seconds} s)", "retry, or pass a local config.json"
         )
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
         cache = printable(str(library.constants.HF_HUB_CACHE))
         return EnvironmentProblem(
-            model_id,
-            f"the Hub cache {cache} cannot be used ({error.strerror})",
-            "set HF_HOME to a writable folder",
+            model_id, f"the Hub cache {cache} cannot be used ({error.strerror})", "set HF_HOME to a writable folder"
         )
     return EnvironmentProblem(
-        model_id,
-        f"no network to {endpoint} ({kind})",
-        "check the connection or proxy, or pass a local config.json",
+        model_id, f"no network to {endpoint} ({kind})", "check the connection or proxy, or pass a local config.json"
     )

@@ -318,18 +318,14 @@ def fewer_seqs(search: Search) -> Iterator[int]:
     yield from (count for count in SEQS_TRIED if count < most)
 
 
-def state_blocks(search: Search) -> Iterator[int]:
-    if search.case.figures.blocks:
-        yield search.case.figures.blocks
+def stated(name: str) -> Values:
+    """The figure of this name in the failing line, if it has one."""
+    return lambda search: filter(None, [getattr(search.case.figures, name)])
 
 
-def fewer_tokens(search: Search) -> Iterator[int]:
-    yield from (count for count in TOKENS if count < search.resolved("max_num_batched_tokens", 8192))
-
-
-def item_tokens(search: Search) -> Iterator[int]:
-    if search.case.figures.item_tokens:
-        yield search.case.figures.item_tokens
+def fewer(counts: Sequence[int], current: Callable[[Search], int]) -> Values:
+    """The counts below the current one."""
+    return lambda search: [count for count in counts if count < current(search)]
 
 
 def largest_share(search: Search) -> Iterator[float]:
@@ -397,11 +393,6 @@ def fp8_cache(search: Search) -> Iterator[str]:
         yield "fp8"
 
 
-def fewer_graphs(search: Search) -> Iterator[int]:
-    most = search.request.args.cuda_graph_max_bs or 160
-    yield from (count for count in (64, 32, 16, 8) if count < most)
-
-
 def lean_kernels(case: Case) -> str | None:
     """Kernels of the experts without the workspaces that the case's own keep, or None if these keep none."""
     stated = case.request.args.moe_backend if case.request is not None else (case.args or {}).get("moe_backend")
@@ -410,10 +401,6 @@ def lean_kernels(case: Case) -> str | None:
 
 def leaner(search: Search) -> Iterable[str]:
     return filter(None, [lean_kernels(search.case)])
-
-
-def fewer_loras(search: Search) -> Iterator[int]:
-    yield from (count for count in (8, 4, 2, 1) if count < search.request.args.max_loras)
 
 
 def needed_pools(search: Search) -> Iterator[int]:
@@ -441,6 +428,10 @@ BEFORE_POOL: Final = (
     *(name for name in BUDGET_ROWS if name != "cuda_graphs"),
 )  # rows in use when memory is profiled
 
+FEWER_TOKENS: Final = fewer(TOKENS, lambda search: search.resolved("max_num_batched_tokens", 8192))
+FEWER_GRAPHS: Final = fewer((64, 32, 16, 8), lambda search: search.request.args.cuda_graph_max_bs or 160)
+FEWER_LORAS: Final = fewer((8, 4, 2, 1), lambda search: search.request.args.max_loras)
+
 CONTEXT = Move("max_model_len", contexts, "a shorter request needs less KV cache")
 SHARE_UP = Move("share", shares_up, "raises the memory budget of the server", "raise", shorter=True)
 SHARE_DOWN = Move("share", shares_down, "leaves more memory outside the KV cache", shorter=True)
@@ -452,16 +443,16 @@ RANKS_PROFILE = replace(RANKS_UP, rows=BEFORE_POOL)
 EAGER = Move("enforce_eager", eager, "saves the memory of CUDA graphs, and decodes slower", "add", shorter=True)
 SEQS = Move("max_num_seqs", fewer_seqs, "fewer sequences at once take less memory", shorter=True)
 SEQS_PROFILE = replace(SEQS, rows=BEFORE_POOL)
-BATCH = Move("max_num_batched_tokens", fewer_tokens, "smaller steps take less memory", shorter=True)
+BATCH = Move("max_num_batched_tokens", FEWER_TOKENS, "smaller steps take less memory", shorter=True)
 BATCH_PROFILE = replace(BATCH, rows=BEFORE_POOL)
 IMAGES = Move("limit_mm_per_prompt", nothing, "fewer images and videos per request take less memory")
 QUANTIZED = Move("quantization", nothing, "use a quantized checkpoint: its weights are smaller", "change")
 OFFLOAD = Move("cpu_offload_gb", nothing, "moves part of the weights to host memory, but is slow", "add")
 GRAPHS = Move("cudagraph_capture_sizes", nothing, "fewer and smaller CUDA graphs take less memory")
-GRAPH_BATCH = Move("cuda_graph_max_bs", fewer_graphs, "fewer and smaller CUDA graphs take less memory")
+GRAPH_BATCH = Move("cuda_graph_max_bs", FEWER_GRAPHS, "fewer and smaller CUDA graphs take less memory")
 KV_AUTO = Move("kv_cache_dtype", only("auto"), "keeps the KV cache in the model's own type", "change")
-ITEM = Move("max_num_batched_tokens", item_tokens, "room for the largest image or video", "raise")
-STATES = Move("max_num_seqs", state_blocks, "a block for the state of each sequence")
+ITEM = Move("max_num_batched_tokens", stated("item_tokens"), "room for the largest image or video", "raise")
+STATES = Move("max_num_seqs", stated("blocks"), "a block for the state of each sequence")
 OWN_CONTEXT = Move("max_model_len", derived_contexts, "the model's own longest request")
 WHOLE_BLOCKS = Move("tensor_parallel_size", nothing, "each rank's slice is then whole blocks of the quantization")
 HEADS = Move("tensor_parallel_size", fewer_ranks, "a number that divides the attention heads", "lower")
@@ -474,7 +465,7 @@ MORE_KV = Move("share", largest_share, "a larger KV cache holds more requests", 
 SHORT = Move("max_model_len", held_contexts, "holds as many requests as ran at once; longer ones are rejected")
 SLOWER = Move("schedule_conservativeness", nothing, "above 1, requests are admitted more slowly", "raise")
 KERNELS = Move("moe_backend", leaner, "kernels without a workspace of their own in every layer", "change", shorter=True)
-LORAS = Move("max_loras", fewer_loras, "fewer adapters at once take less memory")
+LORAS = Move("max_loras", FEWER_LORAS, "fewer adapters at once take less memory")
 
 OUT_OF_MEMORY: Final = "out_of_memory"
 # Causes that a workspace of the experts' kernels adds to: it is taken in the profile run, before the pool.

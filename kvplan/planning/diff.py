@@ -28,7 +28,6 @@ from kvplan.planning.attribute import (
 from kvplan.planning.plan import Plan
 from kvplan.servers.words.arguments import EngineArgs
 
-Document = dict[str, Any]
 Inputs = Mapping[tuple[Kind, str], str | None]
 
 # Fields of a kvplan/check@1 target, under the paths of kvplan/plan@1; its headroom is `unused` minus `missing`.
@@ -525,7 +524,7 @@ def explanation(comparison: Comparison) -> list[str]:
 def _fits_words(pair: Comparison) -> Iterator[str]:
     if pair.old.fits and not pair.new.fits:
         short = _value(pair.new, "deficit")
-        yield "OLD fits, NEW does not" + (f": {format_size(int(short))} short on each GPU" if short else "")
+        yield "OLD fits, NEW does not" + (f": {format_size(int(short))} short" if short else "")
     elif pair.new.fits and not pair.old.fits:
         yield "NEW fits, OLD does not"
 

@@ -6,20 +6,8 @@ from typing import assert_never
 
 from kvplan.core.records import dataclass
 from kvplan.core.units import GB, format_gib, format_size, plural
+from kvplan.models import spec as kinds
 from kvplan.models.quant import scheme_name
-from kvplan.models.spec import (
-    ChunkedAttention,
-    CompressedLatent,
-    CrossAttention,
-    FullAttention,
-    KeyIndex,
-    LatentAttention,
-    LayerCache,
-    RecurrentState,
-    SlidingWindow,
-    SparseIndexer,
-    WindowLatent,
-)
 from kvplan.planning.diff import LABELS
 from kvplan.planning.plan import NOT_MODELED, host_rows, stage_of, statements
 from kvplan.planning.users import request_blocks
@@ -133,34 +121,34 @@ def _dtype_reason(plan: Plan) -> str:
     return f" (auto: the model's dtype; weights in {scheme_name(quantization)} do not change it)"
 
 
-def _cache_line(plan: Plan, cache: LayerCache, count: int) -> str:
+def _cache_line(plan: Plan, cache: kinds.LayerCache, count: int) -> str:
     args, dtype = plan.request.args, plan.settings.kv_dtype
     tp = args.tensor_parallel_size
     each = token_bytes(cache, dtype, tp)
     tail = f"= {each:,} B a layer, {count * each:,} B in all"
     match cache:
-        case FullAttention(heads, k, v):
+        case kinds.FullAttention(heads, k, v):
             return f"{count} x full attention: {_heads(heads, k, v, dtype, tp)} {tail}"
-        case SlidingWindow(heads, k, v, window):
+        case kinds.SlidingWindow(heads, k, v, window):
             return f"{count} x sliding window of {window:,} tokens: {_heads(heads, k, v, dtype, tp)} {tail}"
-        case ChunkedAttention(heads, k, v, chunk):
+        case kinds.ChunkedAttention(heads, k, v, chunk):
             return f"{count} x chunks of {chunk:,} tokens: {_heads(heads, k, v, dtype, tp)} {tail}"
-        case CrossAttention(heads, k, v):
+        case kinds.CrossAttention(heads, k, v):
             return f"{count} x cross attention (the encoder's tokens): {_heads(heads, k, v, dtype, tp)} {tail}"
-        case LatentAttention(latent, rope):
+        case kinds.LatentAttention(latent, rope):
             return f"{count} x latent (MLA), whole on every rank: {latent} latent + {rope} rope in {dtype} {tail}"
-        case SparseIndexer(dim, pool, plain):
+        case kinds.SparseIndexer(dim, pool, plain):
             shared = f", one key per {pool} tokens" if pool > 1 else ""
             stored = f"{dim} in bfloat16" if plain else f"{dim} fp8 + one fp32 scale per 128"
             return f"{count} x sparse indexer: {stored}{shared} {tail}"
-        case WindowLatent(dim, rope, window):
+        case kinds.WindowLatent(dim, rope, window):
             return f"{count} x latent of the last {window:,} tokens: {dim} wide, {rope} of it rope {tail}"
-        case CompressedLatent(dim, rope, ratio, index):
+        case kinds.CompressedLatent(dim, rope, ratio, index):
             keys = f", {index} of index keys" if index else ""
             return f"{count} x latent of {dim} ({rope} of it rope{keys}) per {ratio} tokens {tail}"
-        case KeyIndex(dim):
+        case kinds.KeyIndex(dim):
             return f"{count} x index keys: {dim} x 2 B {tail}"
-        case RecurrentState():
+        case kinds.RecurrentState():
             size = state_bytes(
                 cache,
                 plan.settings.dtype,

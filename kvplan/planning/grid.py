@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.asked.form import Form, engine_pairs, flag_of, gpus_of, read_form, refuse_two
+from kvplan.asked.form import Form, engine_pairs, flag_of, gpus_of, read_form, refuse_two, with_file
 from kvplan.asked.question import Inputs, refuse_undrafted, requests
 from kvplan.asked.speculation import FLAG, config_of, in_parts
 from kvplan.core.errors import Faults, UsageError
@@ -44,15 +44,18 @@ def grid_of(form: Form, models: Sequence[str], prices_path: str | None) -> tuple
     cleared |= {"mean_tokens": None} if len(means) > 1 else {}
     if form.text("quantization") == "none":
         cleared |= {"quantization": None}
-    rows: list[Request] = []
+    rows, copies = list[Request](), dict[str | None, tuple[Request, ...]]()
     inputs = Inputs([], 0)
     shape = (0, 0, 0)
     for model in dict.fromkeys(models) or [None]:
-        of_model = requests(read_form(form.changed(model=model, **cleared)))
+        of_one = with_file(form.changed(model=model, **cleared))
+        of_model = requests(read_form(of_one))
         by_gpu, contexts = of_model.by_gpu()
         rows += by_gpu
+        of_methods, notes = copies_of(of_one, arguments.get("quantization", ()))
+        copies |= {method: (*copies.get(method, ()), *others) for method, others in of_methods.items()}
         shape = (shape[0] + 1, of_model.num_gpus, contexts)
-        inputs.notes += of_model.notes
+        inputs.notes += [*of_model.notes, *(note for note in notes if note not in of_model.notes)]
         inputs.hints += of_model.hints
         inputs.warnings += of_model.warnings
     inputs.requests = rows
@@ -64,10 +67,18 @@ def grid_of(form: Form, models: Sequence[str], prices_path: str | None) -> tuple
         means if len(means) > 1 else (),
         arguments,
         prices.per_hour if prices else {},
+        copies,
     )
     refuse_undrafted_lists(rows, arguments)
     check_size(grid.count)
     return inputs, grid, prices
+
+
+def copies_of(form: Form, methods: Iterable[str | None]) -> tuple[dict[str | None, tuple[Request, ...]], list[str]]:
+    """(requests of each quantization, the GPUs outermost; notes on the checkpoints that stand for the model)."""
+    of_methods = {method: requests(read_form(form.changed(quantization=method))) for method in methods}
+    notes = dict.fromkeys(note for inputs in of_methods.values() for note in inputs.notes)
+    return {method: tuple(inputs.by_gpu()[0]) for method, inputs in of_methods.items()}, list(notes)
 
 
 def means_of(form: Form) -> tuple[int, ...]:

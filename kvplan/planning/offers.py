@@ -20,6 +20,7 @@ from kvplan.planning.plan import Plan
 from kvplan.planning.recommend import MOST_USERS, Question, failure, holding, planned, serves, starts, with_args
 from kvplan.servers.base import SERVERS, abilities_of, parse_engine, server_of, terms_of
 from kvplan.servers.plans.plan import Rate, Request
+from kvplan.servers.words.arguments import flags_of
 
 EVERY = "any"  # of --engine: each server
 Pace = Callable[[Plan, int], Rate | None]  # tokens per second of each of so many users while all decode
@@ -93,14 +94,14 @@ def offers_of(form: Form, goal: Goal, pace: Pace) -> tuple[Offers, Inputs]:
     for engine in engines:
         parse_engine(engine)
     form = form.changed(gpu=machines(form, goal))
-    results, notes, errors = list[Offer](), Inputs([], 0), list[KvplanError]()
+    results, contexts, notes, errors = list[Offer](), list[int](), Inputs([], 0), list[KvplanError]()
     for engine in engines:
         try:
             inputs = requests(_read(form.changed(engine=engine)))
             stated = stated_except(form.changed(engine=engine), SOUGHT)
             for request in inputs.requests:
-                context = _context(request)
-                results += list(_offers(goal.question(users, stated, None), request, context, pace))
+                contexts.append(_context(request))
+                results += list(_offers(goal.question(users, stated, None), request, contexts[-1], pace))
             notes.notes += [note for note in inputs.notes if note not in notes.notes]
         except KvplanError as error:
             errors.append(error)
@@ -109,7 +110,7 @@ def offers_of(form: Form, goal: Goal, pace: Pace) -> tuple[Offers, Inputs]:
     notes.warnings += [f"skipped: {error}" for error in errors]
     if not _states_context(form):
         notes.notes.append(f"no --ctx: {USUAL_CONTEXT:,} tokens for each user; add --ctx 32k for more")
-    return Offers(users, _context(results[0].request), tuple(results)), notes
+    return Offers(users, contexts[0], tuple(results)), notes
 
 
 def machines(form: Form, goal: Goal) -> list[str]:
@@ -171,7 +172,8 @@ def _by_type(question: Question, request: Request, context: int, types: tuple[st
 
 def _of_file(question: Question, request: Request, context: int) -> Offer:
     """A file for so many users: each has a cache of its own; `holds` if all layers and experts are on the GPUs."""
-    several = with_args(request, max_num_seqs=question.users, max_model_len=context * question.users)
+    slots = question.users if "kv_unified" in flags_of(request.release.engine) else 1  # else of one slot
+    several = with_args(request, max_num_seqs=question.users, max_model_len=context * slots)
     answer = planned(several)
     name = terms_of(request.release.engine).title
     if not isinstance(answer, Plan) or answer.slots is None:

@@ -17,7 +17,6 @@ from kvplan.servers.logs.log import ServerLog
 from kvplan.sizing.layout import cdiv
 
 PROOF: Final = "the engine's own rules, with the log's settings and figures"
-HIGHEST_SHARE: Final = 0.95
 RANKS: Final = (2, 4, 8)
 
 

@@ -109,8 +109,9 @@ def lack_text(the_plan: Plan) -> str:
         does = "does not fit" if the_plan.refusal.by == "phase" else "does not start:"
         return f"{does} {the_plan.refusal.text}"
     args = the_plan.request.args
-    of_each = " on each GPU" if args.world_size > 1 else ""
-    return f"does not fit, {format_bytes(the_plan.deficit)} short{of_each}"
+    which = "the fullest" if the_plan.slots is not None or args.pipeline_parallel_size > 1 else "each"
+    of_gpus = f" on {which} GPU" if args.world_size > 1 else ""
+    return f"does not fit, {format_bytes(the_plan.deficit)} short{of_gpus}"
 
 
 HEADS_ALONE: Final = ("gemma4_assistant", "gemma4_unified_assistant")

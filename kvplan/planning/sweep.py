@@ -101,6 +101,7 @@ class Grid:
     means      mean tokens of a request, None: as long as the context; empty: each request's own
     arguments  fields of EngineArgs and their values; fields that have the same one stand together ("a,b")
     prices     dollars per hour of a GPU, by name
+    copies     the requests of each quantization in `arguments`: a quantized checkpoint may stand for the model
     """
 
     requests: tuple[Request, ...]
@@ -109,6 +110,7 @@ class Grid:
     means: tuple[int | None, ...] = ()
     arguments: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
+    copies: Mapping[str | None, tuple[Request, ...]] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -137,11 +139,12 @@ class Grid:
         model, gpu, release, *picks, context, mean = self.digits(number)
         _, gpus, contexts = self.shape
         index = (model * gpus + gpu) * contexts + context
-        base = self.requests[index]
+        args = self._args(index, tuple(picks))
+        base = self.copies.get(args.quantization, self.requests)[index]
         return Request(  # spelled out: replace() would take a fifth of the plan's time
             spec=base.spec,
             gpu=base.gpu,
-            args=self._args(index, tuple(picks)),
+            args=args,
             release=self.releases[release] if self.releases else base.release,
             load=replace(base.load, mean_tokens=self.means[mean]) if self.means else base.load,
             weights_bytes=base.weights_bytes,
@@ -210,8 +213,7 @@ def _planned(the_plan: Plan, price: float | None) -> SweepRow:
     request, answer, capacity, fits = the_plan.request, the_plan.concurrency, the_plan.capacity, the_plan.fits
     cache = the_plan.slots
     args, gpus, replicas, most = request.args, num_gpus(the_plan), answer.replicas, the_plan.settings.max_num_seqs
-    likely = answer.users * replicas
-    low, high = (None if users is None else users * replicas for users in (answer.users_low, answer.users_high))
+    low, likely, high = answer.all_users
     cost = None if price is None else price * gpus
     return SweepRow(
         request.spec.name, request.gpu.name, request.release.label, gpus,
@@ -273,7 +275,8 @@ def _no_decoder() -> Decoder:
 
 def portable(grid: Grid) -> Grid:
     """Copy the grid for another process."""
-    return replace(grid, requests=portable_requests(grid.requests))
+    copies = {method: portable_requests(rows) for method, rows in grid.copies.items()}
+    return replace(grid, requests=portable_requests(grid.requests), copies=copies)
 
 
 def portable_requests(requests: Iterable[Request]) -> tuple[Request, ...]:

@@ -80,7 +80,7 @@ class Upgrade:
 
 def users(the_plan: Plan) -> int:
     """Whole users over all replicas."""
-    return the_plan.concurrency.users * the_plan.concurrency.replicas
+    return the_plan.concurrency.all_users.likely
 
 
 def upgraded(key: str, old: Request, new: Request | KvplanError, release: Version) -> Upgraded:

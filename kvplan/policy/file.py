@@ -18,7 +18,7 @@ from kvplan.core import strict_yaml
 from kvplan.core.errors import Faults, InvalidInputError, UsageError
 from kvplan.core.files import path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar, Table, located, wrong
-from kvplan.core.units import parse_count, parse_fraction, parse_size, parse_tokens
+from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind, Key
 from kvplan.servers.words.argument_values import read_argument, stated_bytes
 from kvplan.servers.words.arguments import ARGUMENTS
@@ -462,7 +462,7 @@ def _workload(table: Table, what: str, place: Place) -> Workload:
         profile=value("profile", lambda text, _: text),
         trace=value("trace", lambda text, _: place.file(text, table.values["trace"].mark, f"{what}: workload: trace")),
         rate_per_s=value("rate", _rate),
-        tpot_s=value("tpot", _seconds),
+        tpot_s=value("tpot", parse_duration),
         mark=table.mark,
         slo=value("slo", _slo),
     )
@@ -496,12 +496,6 @@ def _rate(text: str, option: str) -> float:
     if not rate:
         raise UsageError(option, f"is not a request rate ({printable(text, 40)!r})", "write 5.5/s, 90/min or 2000/h")
     return rate
-
-
-def _seconds(text: str, option: str) -> float:
-    from kvplan.core.units import parse_duration
-
-    return parse_duration(text, option)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------

@@ -59,7 +59,9 @@ def lacking(
 
 
 def lower_share(plan: Plan, excess: int) -> str:
-    """The remedy where GPU and host share one memory: a smaller fraction for the server."""
+    """The remedy where GPU and host share one memory: a smaller fraction for the server, or a smaller file."""
+    if plan.slots is not None:
+        return "what does not fit is read from the disk for each token; take a smaller file (--quant)"
     engine, total = plan.request.release.engine, plan.request.gpu.total_memory
     share = max(0, floor(100 * (plan.memory.budget - excess) / total)) / 100
     return f"lower {flag_of(engine, terms_of(engine).share_argument)} to {share:.2f} or less"

@@ -15,6 +15,7 @@ from kvplan.core import files
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.files import load_json, path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
+from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, plan
 from kvplan.policy import manifests
@@ -181,7 +182,6 @@ def refuse_files_outside(form: Form, command: ServeCommand | None, root: Path) -
 
 def is_file(key: str, text: str) -> bool:
     """True if the value of a key is parsed as a file name."""
-    from kvplan.models import catalog
     from kvplan.workloads.lengths import DISTRIBUTIONS
 
     match key:
@@ -239,8 +239,6 @@ def config_in(folder: Path, text: str) -> str:
 
 def is_path_in(folder: Path, text: str) -> bool:
     """True if a name is meant as a path: it looks like one, or the file exists next to the policy."""
-    from kvplan.models import catalog
-
     if text.startswith((".", "/")) or text.endswith((".json", ".csv", ".csv.gz", ".txt")):
         return True
     return catalog.listed(text) is None and files.exists(folder / text)
@@ -261,8 +259,6 @@ def say(target: Target, inputs: Inputs, tell: Tell) -> None:
 
 def overruled_model(target: Target) -> tuple[str, str] | None:
     """(the target's own model, its command's) if they differ."""
-    from kvplan.models import catalog
-
     node = target.own.get("model")
     if target.command is None or not isinstance(node, Scalar):
         return None

@@ -170,20 +170,17 @@ class Answer(Result):
     @property
     def users(self) -> int:
         """Requests served at once, over all replicas: the number to buy by."""
-        return self.plan.concurrency.users * self.plan.concurrency.replicas
+        return self.plan.concurrency.all_users.likely
 
     @property
     def users_low(self) -> int | None:
         """The fewest that `users` may be; None for a distribution of lengths."""
-        return self._over_replicas(self.plan.concurrency.users_low)
+        return self.plan.concurrency.all_users.low
 
     @property
     def users_high(self) -> int | None:
         """The most that `users` may be; None for a distribution of lengths."""
-        return self._over_replicas(self.plan.concurrency.users_high)
-
-    def _over_replicas(self, users: int | None) -> int | None:
-        return None if users is None else users * self.plan.concurrency.replicas
+        return self.plan.concurrency.all_users.high
 
     @property
     def memory(self) -> MemoryBreakdown:

@@ -1,22 +1,17 @@
 """Servers over several GPUs: on a screen, as Markdown, as CSV and as kvplan/packs@1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import plural
+from kvplan.documents.pack import PackDocument, PacksDocument
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.assign import Assignment, Group
 from kvplan.planning.pack import Pool
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.pack_text import TITLES, cells, pack_document
 from kvplan.report.page import Block, code, heading
-
-if TYPE_CHECKING:
-    from kvplan.documents.pack import PackDocument, PacksDocument
 
 
 def listed(texts: Sequence[str]) -> str:

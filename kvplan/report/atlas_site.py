@@ -22,9 +22,8 @@ from kvplan.report.atlas import Pair, Summary, contexts_of, pair_of, proof_text,
 from kvplan.report.console import memory_rows
 from kvplan.report.explorer_html import explorer_html
 from kvplan.report.formats import as_json
-from kvplan.report.packed import script_hash
 from kvplan.report.proof import WHAT, Proof, error_text, figure, of_model, proofs, theirs_of
-from kvplan.report.templates import kvplan_version, rendered_page, source_of
+from kvplan.report.templates import kvplan_version, rendered_page, script_hash, source_of
 from kvplan.report.text import memory_bar
 
 MANIFEST: Final = "atlas.json"

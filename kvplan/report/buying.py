@@ -1,20 +1,14 @@
 """What a buyer reads on a recommendation's page: the choice and two others by the month, and a curve of cost."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvplan.core.records import dataclass
 from kvplan.core.table import Table
 from kvplan.core.units import plural
 from kvplan.report.drawing import Svg
-from kvplan.report.page import html_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from kvplan.report.page import Block
+from kvplan.report.page import Block, html_text
 
 HOURS_A_MONTH: Final = 730  # 8,760 hours a year, by 12
 MONTH: Final = (

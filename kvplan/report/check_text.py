@@ -11,6 +11,7 @@ from kvplan.policy.result import OUTCOMES, CheckResult, Finding, TargetResult
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Line, line, plain
 from kvplan.report.page import bold
+from kvplan.report.policy_text import capacity_bars
 
 STYLES = {"pass": "green", "note": "cyan", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 MOST_TARGETS_NAMED = 3  # in one line
@@ -19,8 +20,6 @@ WORDS = {"pass": "passed", "note": "noted", "warn": "warned", "fail": "failed", 
 
 def shapes(result: CheckResult) -> CommandAnswer:
     """The answer for a terminal and as JSON, with the charts of its page."""
-    from kvplan.report.policy_text import capacity_bars
-
     return CommandAnswer(
         lambda _: table_lines(result),
         lambda: check_document(result),

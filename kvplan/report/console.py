@@ -175,7 +175,7 @@ def headline(doc: PlanDocument) -> str:
             if refusal["by"] == "phase":
                 return f"{subject} does not fit{when} {refusal['text']}"
             return f"{subject} does not start{when}: {refusal['text']}"
-        short = f"{format_bytes(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
+        short = f"{format_bytes(doc['deficit'])} short{short_where(doc)}"
         if auto:
             return f"{subject} does not fit at any context ({short} at {context})"
         return f"{subject} does not fit at {context}, {short}"
@@ -195,6 +195,15 @@ def headline(doc: PlanDocument) -> str:
             f"{subject}: {plural(count, 'request')} in a step {length_text(doc, context)}{spread_text(doc)}{replicas}"
         )
     return f"{subject}: {plural(count, 'user')} {length_text(doc, context)}{spread_text(doc)}{replicas}"
+
+
+def short_where(doc: PlanDocument) -> str:
+    """On which of several GPUs bytes are missing: of stages and placed layers, one decides."""
+    places = [place for place in doc.get("places", ()) if place["kind"] == "gpu"]
+    decides = next((place["name"] for place in places if place["decides"]), "")
+    if len(places) > 1 and decides:
+        return f" on {decides}" if doc.get("slots") else f" on each GPU of {decides}"
+    return " on each GPU" if doc["inputs"]["num_gpus"] > 1 else ""
 
 
 def length_text(doc: PlanDocument, context: str) -> str:

@@ -1,23 +1,19 @@
 """A fix in a line: its flags, and what the server then holds."""
 
-from typing import TYPE_CHECKING
-
 from kvplan.core.files import printable
-
-if TYPE_CHECKING:
-    from kvplan.documents.cure import CureDocument
+from kvplan.documents.cure import CureDocument
 
 RANKS = "tensor_parallel_size"
 NOTICED = ("max_num_seqs", "max_model_len")  # kinds whose numbers alone do not show the effect on users
 
 
-def cure_text(cure: "CureDocument", *, runs: bool = False) -> str:
+def cure_text(cure: CureDocument, *, runs: bool = False) -> str:
     """ "--max-model-len 34720: 1.01 users of 34,720 tokens"; for a running server, also the effect on users."""
     text = effect_text(cure)
     return f"{text}; {cure['text']}" if runs and cure["effect"] and cure["kind"] in NOTICED else text
 
 
-def effect_text(cure: "CureDocument") -> str:
+def effect_text(cure: CureDocument) -> str:
     if not cure["flags"]:
         return cure["text"]
     flags = " and ".join(printable(flag) for flag in cure["flags"])

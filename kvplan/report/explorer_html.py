@@ -2,10 +2,8 @@
 
 from typing import Final
 
-from kvplan.core.errors import UsageError
 from kvplan.documents.explorer import FULL, ExplorerDocument
-from kvplan.report.packed import packed_data, script_hash
-from kvplan.report.templates import rendered_page, source_of
+from kvplan.report.templates import scripted_page, source_of
 
 MOST_BYTES: Final = 2_000_000
 
@@ -18,20 +16,15 @@ def summary(document: ExplorerDocument) -> str:
 
 def explorer_html(document: ExplorerDocument) -> str:
     """Render the page. Raise UsageError if it would be larger than MOST_BYTES."""
-    script = source_of("explorer.js")
     names = ", ".join(dict.fromkeys(chart["model"] for chart in document["charts"]))
-    page = rendered_page(
-        "explorer.html.jinja",
+    return scripted_page(
+        "explorer",
+        document | {"full": FULL},
+        MOST_BYTES,
+        "explore",
+        "use fewer models or GPUs",
         servers=[chart["server"] for chart in document["charts"]],
         title=f"{names}: users and memory",
         own_style=source_of("parts.css") + source_of("explorer.css"),
-        script=script,
-        script_hash=script_hash(script),
-        data=packed_data(document | {"full": FULL}),
         plans=f"{document['plans']:,}",
     )
-    if len(page.encode()) > MOST_BYTES:
-        raise UsageError(
-            "explore", f"a page of {len(page.encode()):,} bytes, more than {MOST_BYTES:,}", "use fewer models or GPUs"
-        )
-    return page

@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from kvplan.core.errors import UsageError
-from kvplan.report.packed import packed_data, script_hash
-from kvplan.report.templates import rendered_page, source_of
+from kvplan.report.templates import scripted_page, source_of
 from kvplan.simulate.film import FIRST, Film
 
 MOST_BYTES: Final = 5_000_000
@@ -16,22 +14,18 @@ def film_html(
     films: Mapping[str, Film], title: str, seconds: Literal["planned", "measured"], servers: Sequence[str] = ()
 ) -> str:
     """Render the page. Raise UsageError if it would be larger than MOST_BYTES."""
-    script = source_of("film.js")
-    page = rendered_page(
-        "film.html.jinja",
+    return scripted_page(
+        "film",
+        {"first": FIRST, "films": [film_data(name, film) for name, film in films.items()]},
+        MOST_BYTES,
+        "--film",
+        "use a smaller pool",
         servers=servers,
         title=title,
         seconds=seconds,
         answer=sentence(films),
         own_style=source_of("film.css"),
-        script=script,
-        script_hash=script_hash(script),
-        data=packed_data({"first": FIRST, "films": [film_data(name, film) for name, film in films.items()]}),
     )
-    size = len(page.encode())
-    if size > MOST_BYTES:
-        raise UsageError("--film", f"a page of {size:,} bytes, more than {MOST_BYTES:,}", "use a smaller pool")
-    return page
 
 
 def film_data(name: str, film: Film) -> dict[str, Any]:

@@ -1,9 +1,6 @@
 """A fleet as a table, Markdown, CSV and JSON: the verdict, a row per server, and fleet-wide figures."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from kvplan.core.records import from_fields
 from kvplan.core.table import Markdown, Table, flattened, markdown_text, percent
@@ -14,9 +11,7 @@ from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, heading
 from kvplan.report.simulate_text import duration
 from kvplan.simulate.fleet_result import ReplicaResult
-
-if TYPE_CHECKING:
-    from kvplan.simulate.outcome import FleetAnswer
+from kvplan.simulate.outcome import FleetAnswer
 
 MOST_ROWS = 64  # servers on a screen
 

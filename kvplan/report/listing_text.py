@@ -1,52 +1,28 @@
 """Lists of models and GPUs for quick reference, and all data of one entry."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
+from kvplan.asked.form import FLAGS, Form, flag_of
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import Table
-from kvplan.core.units import GB, format_count, format_gib, format_size, plural
+from kvplan.core.units import GB, format_count, format_gib, format_size, parse_tokens, plural
+from kvplan.documents import listing as typed
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.hardware.names import read
 from kvplan.models import catalog
+from kvplan.models import spec as kinds
 from kvplan.models.catalog import Facts
-from kvplan.models.spec import (
-    ChunkedAttention,
-    CompressedLatent,
-    CrossAttention,
-    FullAttention,
-    KeyIndex,
-    LatentAttention,
-    LayerCache,
-    ModelSpec,
-    RecurrentState,
-    SlidingWindow,
-    SparseIndexer,
-    WindowLatent,
-)
+from kvplan.models.spec import ModelSpec
 from kvplan.report import console as tables
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
 from kvplan.report.lines import Line, Part, line
 from kvplan.report.page import Block, bold
+from kvplan.servers.plans.plan import Plan
 from kvplan.sizing.weights import num_params, stored_dtype
-
-if TYPE_CHECKING:
-    from kvplan.asked.form import Form
-    from kvplan.documents.listing import (
-        FittingDocument,
-        FittingRow,
-        GpuDocument,
-        GpuRow,
-        ModelDocument,
-        ModelFacts,
-        ModelRow,
-    )
-    from kvplan.servers.plans.plan import Plan
 
 ListedRow = Mapping[str, object]
 _PARAMS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([KMBT]?)", re.IGNORECASE)
@@ -89,22 +65,25 @@ def models(
 
 def fitting_models(names: Sequence[str], form: Form, ctx: str | None, largest: int | None) -> CommandAnswer:
     """How many of the models fit on the GPU, the largest, and a table of them."""
-    from kvplan.asked.form import FLAGS, flag_of
-    from kvplan.core.units import parse_tokens
     from kvplan.planning.fitting import CONTEXT, fitting, machine_of
+    from kvplan.servers.base import abilities_of, parse_engine, terms_of
+    from kvplan.servers.releases import DEFAULT
 
     if not names:
         raise UsageError("models", "no model matches", "relax NAME or --family")
     context = CONTEXT if ctx is None else parse_tokens(ctx, "--ctx")
     count, machine = machine_of(form)
     what = machine.name if count == 1 else f"{count} x {machine.name}"
-    plans = dict(fitting(names, count, machine, context))
+    release = parse_engine(form.text("engine") or DEFAULT)
+    plans = dict(fitting(names, count, machine, context, release))
     shares = {plan.request.args.gpu_memory_utilization for plan in plans.values()} - {None}
     rows = [fitting_row(name, plan) for name, plan in plans.items()]
     rows = [row for row in rows if largest is None or row["parameters"] <= largest]
     rows.sort(key=parameters_of, reverse=True)
     used = "".join(f", --gpu-memory-utilization {share}" for share in shares)
-    how = f"at {context:,} tokens or their own shorter context, as they are stored (vLLM{used})"
+    files = abilities_of(release.engine).file_types
+    stored = "whole on the GPU, as files of the usual type" if files else "as they are stored"
+    how = f"at {context:,} tokens or their own shorter context, {stored} ({terms_of(release.engine).title}{used})"
     headline = f"{len(rows)} of {len(names)} models fit on {what} {how}"
     if rows:
         headline += f"; the largest is {rows[0]['name']} ({tables.format_params(rows[0]['parameters'])} parameters)"
@@ -117,7 +96,7 @@ def fitting_models(names: Sequence[str], form: Form, ctx: str | None, largest: i
     options = "".join(f" {FLAGS.get(key, flag_of(key))} {text}" for key, text in words.items())
     more = f"For one of them: kvplan estimate {rows[0]['name'] if rows else 'MODEL'}{options} --ctx {context}"
     more += "".join(f" --gpu-memory-utilization {share}" for share in shares)
-    document: FittingDocument = {
+    document: typed.FittingDocument = {
         "schema": "kvplan/fitting@1", "gpu": what, "context": context, "of": len(names), "fitting": rows,
     }  # fmt: skip
     return CommandAnswer(
@@ -129,20 +108,23 @@ def fitting_models(names: Sequence[str], form: Form, ctx: str | None, largest: i
     )
 
 
-def fitting_row(name: str, plan: Plan) -> FittingRow:
+def fitting_row(name: str, plan: Plan) -> typed.FittingRow:
     users = min(int(plan.concurrency.max), plan.concurrency.max_num_seqs)
-    return {**tables.model_row(name, plan.request.spec), "users": users}
+    row = tables.model_row(name, plan.request.spec)
+    if (cache := plan.slots) is not None:
+        row = {**row, "scheme": cache.file_type, "stored_bytes": sum(place.weights for place in cache.places)}
+    return {**row, "users": users}
 
 
-def parameters_of(row: FittingRow) -> int:
+def parameters_of(row: typed.FittingRow) -> int:
     return row["parameters"]
 
 
-def stored_gb(row: ModelRow) -> str:
+def stored_gb(row: typed.ModelRow) -> str:
     return "?" if row["stored_bytes"] is None else f"{row['stored_bytes'] / GB:,.2f}"
 
 
-def stored_bars(rows: Sequence[ModelRow]) -> list[Figure]:
+def stored_bars(rows: Sequence[typed.ModelRow]) -> list[Figure]:
     return size_bars("Weights as stored", ((row["name"], row["stored_bytes"]) for row in rows))
 
 
@@ -161,7 +143,7 @@ def parse_params(text: str) -> int:
 def one_model(name: str) -> CommandAnswer:
     spec, facts = catalog.load(name), catalog.facts(name)
     row = tables.model_row(spec.name, spec)
-    document: ModelDocument = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
+    document: typed.ModelDocument = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
     details = model_details(spec, facts, row)
     return listed(
         [row],
@@ -173,7 +155,7 @@ def one_model(name: str) -> CommandAnswer:
     )
 
 
-def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[str, str]]:
+def model_details(spec: ModelSpec, facts: Facts, row: typed.ModelRow) -> list[tuple[str, str]]:
     groups = ", ".join(f"{group} {count:,}" for group, count in sorted(num_params(spec).items()) if count)
     rows = [
         ("name", spec.name),
@@ -195,7 +177,7 @@ def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[st
     return rows
 
 
-def weights_text(row: ModelRow, spec: ModelSpec) -> str:
+def weights_text(row: typed.ModelRow, spec: ModelSpec) -> str:
     """Size and format of the checkpoint, and the size of the same parameters unquantized."""
     stored, kind = row["stored_bytes"], row["scheme"] or stored_dtype(spec)
     if stored is None:
@@ -206,7 +188,7 @@ def weights_text(row: ModelRow, spec: ModelSpec) -> str:
 
 def layer_groups(spec: ModelSpec) -> list[str]:
     """A line per kind of layer: "32 x 8 KV heads of 128"."""
-    counts: dict[tuple[LayerCache, ...], int] = {}
+    counts: dict[tuple[kinds.LayerCache, ...], int] = {}
     for caches in spec.layers:
         counts[caches] = counts.get(caches, 0) + 1
     return [f"{n} x {' + '.join(cache_text(c) for c in caches) or 'no cache'}" for caches, n in counts.items()]
@@ -217,35 +199,35 @@ def heads_text(heads: int, head_dim: int, head_dim_v: int) -> str:
     return f"{heads} KV heads of {width}"
 
 
-def cache_text(cache: LayerCache) -> str:
+def cache_text(cache: kinds.LayerCache) -> str:
     match cache:
-        case FullAttention(heads, k, v):
+        case kinds.FullAttention(heads, k, v):
             return heads_text(heads, k, v)
-        case SlidingWindow(heads, k, v, window):
+        case kinds.SlidingWindow(heads, k, v, window):
             return f"{heads_text(heads, k, v)}, window of {window:,} tokens"
-        case ChunkedAttention(heads, k, v, chunk):
+        case kinds.ChunkedAttention(heads, k, v, chunk):
             return f"{heads_text(heads, k, v)}, chunks of {chunk:,} tokens"
-        case LatentAttention(rank, rope, sparse):
+        case kinds.LatentAttention(rank, rope, sparse):
             return f"latent of {rank} + {rope} (MLA{', sparse' if sparse else ''})"
-        case WindowLatent(width, rope, window):
+        case kinds.WindowLatent(width, rope, window):
             return f"latent of {width} + {rope}, window of {window:,} tokens"
-        case CompressedLatent(width, rope, ratio, _):
+        case kinds.CompressedLatent(width, rope, ratio, _):
             return f"latent of {width} + {rope} for every {plural(ratio, 'token')}"
-        case SparseIndexer(width, pool) if pool > 1:
+        case kinds.SparseIndexer(width, pool) if pool > 1:
             return f"index keys of {width} for every {pool} tokens"
-        case SparseIndexer(width) | KeyIndex(width):
+        case kinds.SparseIndexer(width) | kinds.KeyIndex(width):
             return f"index keys of {width}"
-        case RecurrentState(kind="short_conv", conv_kernel=kernel, convolution=parts):
+        case kinds.RecurrentState(kind="short_conv", conv_kernel=kernel, convolution=parts):
             return f"short_conv state of {kernel - 1} x {sum(part.size for part in parts):,}"
-        case RecurrentState(kind=kind, heads=heads, head_shape=shape):
+        case kinds.RecurrentState(kind=kind, heads=heads, head_shape=shape):
             return f"{kind} state" + (f" of {heads} x {shape[0]} x {shape[1]}" if heads else "")
-        case CrossAttention(heads, k, v):
+        case kinds.CrossAttention(heads, k, v):
             return f"{heads_text(heads, k, v)} over the encoder's tokens"
         case _:
             assert_never(cache)
 
 
-def json_details(spec: ModelSpec, facts: Facts) -> ModelFacts:
+def json_details(spec: ModelSpec, facts: Facts) -> typed.ModelFacts:
     return {
         "id": facts["id"],
         "aliases": list(facts.get("aliases", ())),
@@ -278,17 +260,17 @@ def gpus(name: str | None = None) -> tuple[CommandAnswer, str | None]:
 
     if named is None:
         return listed(rows, "gpus", lambda: gpu_parts(rows), lambda: [tables.gpu_list(rows)], sizes), None
-    document: GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}
+    document: typed.GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}
     details = gpu_details(rows[0], named.spec)
     note = None if named.instance is None else named.instance.text
     return listed(rows, "gpus", lambda: fact_lines(details), lambda: [facts_table(details)], sizes, document), note
 
 
-def gpu_parts(rows: Sequence[GpuRow]) -> list[Part]:
+def gpu_parts(rows: Sequence[typed.GpuRow]) -> list[Part]:
     return [tables.gpu_list(rows), line(), *(line(text) for text in OTHER_NAMES)]
 
 
-def gpu_details(row: GpuRow, spec: GpuSpec) -> list[tuple[str, str]]:
+def gpu_details(row: typed.GpuRow, spec: GpuSpec) -> list[tuple[str, str]]:
     spread = "" if spec.total_memory_low == spec.total_memory_high else (
         f", range {format_gib(spec.total_memory_low)} to {format_gib(spec.total_memory_high)}"
     )  # fmt: skip

@@ -1,9 +1,6 @@
 """What several servers, or one with files of many types, would serve: one table."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
 from kvplan.core.records import from_fields
@@ -11,6 +8,7 @@ from kvplan.core.table import Table
 from kvplan.core.units import plural
 from kvplan.documents import offers as typed
 from kvplan.documents import plan as documents
+from kvplan.planning.offers import Offer, Offers
 from kvplan.planning.plan import Plan, serve_command
 from kvplan.planning.users import num_gpus
 from kvplan.report.formats import CommandAnswer
@@ -18,9 +16,6 @@ from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, code
 from kvplan.report.slots_text import ENDS, rate_text
 from kvplan.servers.plans.plan import Rate
-
-if TYPE_CHECKING:
-    from kvplan.planning.offers import Offer, Offers
 
 HEADERS = ("server", "serves", "holds", "tokens/s of one user", "remark")
 TOGETHER = "each of all"

@@ -8,16 +8,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.table import percent
 from kvplan.core.units import plural
 from kvplan.policy.limits import Limits
 from kvplan.policy.result import CheckResult
-
-if TYPE_CHECKING:
-    from kvplan.simulate.preempted import Kept
+from kvplan.simulate.preempted import Kept
 
 RULES_FILE: Final = "kvplan.rules.yaml"  # that the tests name
 SCRAPE_S: Final = 15
@@ -93,7 +91,7 @@ def sentence(limits: Limits) -> str:
     return memory_sentence(limits) + ("" if limits.targets is None else f"; {targets_sentence(*limits.targets)}")
 
 
-def targets_sentence(targets: str, largest: "Kept | str") -> str:
+def targets_sentence(targets: str, largest: Kept | str) -> str:
     if isinstance(largest, str):
         return f"{targets}: {largest}"
     count = plural(int(largest.in_flight), "request")

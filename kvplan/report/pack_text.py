@@ -1,22 +1,17 @@
 """Servers that share a GPU: on a screen, as Markdown, as CSV and as kvplan/pack@1."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import format_gib, plural
+from kvplan.documents.pack import PackDocument, PackedServer
 from kvplan.planning.pack import Packing, Started, ranks
 from kvplan.planning.plan import serve_command
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, code, heading
 from kvplan.servers.base import terms_of
-
-if TYPE_CHECKING:
-    from kvplan.documents.pack import PackDocument, PackedServer
 
 TITLES = ("server", "model", "utilization", "free before", "weights", "KV cache", "memory", "users", "low")
 FIRST_PORT = 8000
@@ -34,21 +29,15 @@ def first_line(packing: Packing) -> str:
         needed = packing.total - packing.left - packing.in_use
         missing = f"{format_gib(-packing.left)} too much" if packing.left < 0 else "and no start order works"
         return f"{servers} do not fit on {where(packing)}: they need at least {format_gib(needed)}, {missing}"
-    parts = (f"{printable(server.tenant.name, 80)} {users(server):,}" for server in packing.started)
+    parts = (
+        f"{printable(server.tenant.name, 80)} {server.plan.concurrency.all_users.likely:,}"
+        for server in packing.started
+    )
     return f"{servers} fit on {where(packing)}, started in this order; users: {', '.join(parts)}"
 
 
-def users(server: Started) -> int:
-    return server.plan.concurrency.users * server.plan.concurrency.replicas
-
-
-def users_low(server: Started) -> int | None:
-    low = server.plan.concurrency.users_low
-    return None if low is None else low * server.plan.concurrency.replicas
-
-
 def cells(server: Started, total: int) -> tuple[str, ...]:
-    low = users_low(server)
+    low, likely, _ = server.plan.concurrency.all_users
     return (
         printable(server.tenant.name, 60),
         printable(server.plan.request.spec.name, 60),
@@ -57,7 +46,7 @@ def cells(server: Started, total: int) -> tuple[str, ...]:
         format_gib(server.plan.memory.weights),
         format_gib(server.plan.memory.kv_cache),
         format_gib(server.resident),
-        f"{users(server):,}",
+        f"{likely:,}",
         "" if low is None else f"{low:,}",
     )
 
@@ -121,6 +110,7 @@ def pack_document(packing: Packing, first: int = 0, variable: str = "") -> PackD
 
 def _server(server: Started, packing: Packing, text: str) -> PackedServer:
     the_plan = server.plan
+    low, likely, _ = the_plan.concurrency.all_users
     return {
         "name": server.tenant.name,
         "model": the_plan.request.spec.name,
@@ -133,7 +123,7 @@ def _server(server: Started, packing: Packing, text: str) -> PackedServer:
         "kv_cache": the_plan.memory.kv_cache,
         "held": server.resident,
         "users_needed": server.tenant.users,
-        "users": users(server),
-        "users_low": users_low(server),
+        "users": likely,
+        "users_low": low,
         "command": text,
     }

@@ -3,15 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote
 
 from kvplan.core.table import Markdown, Table, as_markdown, markdown_text
 from kvplan.core.units import format_gib, format_size
 from kvplan.policy.result import CheckFailure, CheckResult, Figures, Finding, Outcome, TargetResult
-
-if TYPE_CHECKING:
-    from kvplan.report.drawing import Figure
+from kvplan.report.drawing import Figure, bars
 
 MAX_PAGE_BYTES: Final = 20_000_000
 MAX_COMMENT_BYTES: Final = 65_000  # GitHub allows 65,536 characters; the rest is for what a bot adds
@@ -49,10 +47,8 @@ def failure_html(failure: CheckFailure) -> str:
     return page_of(failure_markdown(failure))
 
 
-def capacity_bars(result: CheckResult) -> "list[Figure]":
+def capacity_bars(result: CheckResult) -> list[Figure]:
     """Number of full-context requests that each target holds."""
-    from kvplan.report.drawing import bars
-
     known = [(target.target, target.figures) for target in result.targets if target.figures is not None]
     return bars(
         "Requests of the full context at once",
@@ -64,7 +60,7 @@ def capacity_text(figures: Figures) -> str:
     return f"{figures.concurrency:,.2f}" if figures.fits else "does not fit"
 
 
-def page_of(comment: str, servers: Sequence[str] = (), figures: "Sequence[Figure]" = ()) -> str:
+def page_of(comment: str, servers: Sequence[str] = (), figures: Sequence[Figure] = ()) -> str:
     """A comment as a page: its heading is the answer."""
     from kvplan.report.answer_html import markdown_html
 

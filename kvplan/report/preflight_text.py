@@ -1,21 +1,17 @@
 """Whether a server starts here, on one screen: yes or no, the command that helps, and what was looked at."""
 
-from typing import TYPE_CHECKING
-
 from kvplan.core.files import printable
+from kvplan.documents.preflight import PreflightDocument
+from kvplan.measure.preflight import Verdict
 from kvplan.report.cure_text import cure_text
 from kvplan.report.lines import COMMAND, Paragraph, Part, line
-
-if TYPE_CHECKING:
-    from kvplan.documents.preflight import PreflightDocument
-    from kvplan.measure.preflight import Verdict
 
 MOST_FIXES = 4
 STYLES = {"starts": "bold", "may not start": "bold yellow", "does not start": "bold red"}
 WORDS = {"ok": "ok", "fail": "FAILS", "risk": "risk", "unknown": "not checked"}
 
 
-def preflight_lines(doc: "PreflightDocument", result: "Verdict") -> list[Part]:
+def preflight_lines(doc: PreflightDocument, result: Verdict) -> list[Part]:
     parts: list[Part] = [Paragraph("", printable(doc["answer"], 1000), STYLES[doc["outcome"]], indent=4)]
     parts += fix_lines(doc, [check.cure for check in result.checks if check.status == "fail" and check.cure])
     parts.append(line())
@@ -25,7 +21,7 @@ def preflight_lines(doc: "PreflightDocument", result: "Verdict") -> list[Part]:
     return [*parts, *(Paragraph("", f"Note: {printable(text, 300)}") for text in result.machine.warnings)]
 
 
-def fix_lines(doc: "PreflightDocument", actions: list[str]) -> list[Part]:
+def fix_lines(doc: PreflightDocument, actions: list[str]) -> list[Part]:
     """Fixes, those with a command first, and the command of the best one."""
     ready = [cure for cure in doc["cures"] if cure["command"] is not None]
     cures = [*ready, *(cure for cure in doc["cures"] if cure["command"] is None)][:MOST_FIXES]

@@ -112,15 +112,8 @@ def placement_document(placement: Placement, users: int) -> typed.Placement:
 
 def settings_of(plan: Plan) -> typed.Settings:
     words = serve_command(plan)
-    return {
-        "kv_dtype": plan.settings.kv_dtype,
-        "max_model_len": plan.capacity.max_model_len,
-        "gpu_memory_utilization": plan.settings.gpu_memory_utilization,
-        "max_num_seqs": plan.settings.max_num_seqs,
-        "max_num_batched_tokens": plan.settings.max_num_batched_tokens,
-        "argv": words,
-        "command": shlex.join(words),
-    }
+    context = plan.capacity.max_model_len
+    return from_fields(typed.Settings, plan.settings, max_model_len=context, argv=words, command=shlex.join(words))
 
 
 def pace_document(best: Placement, users: int) -> typed.Pace | None:

@@ -10,20 +10,10 @@ from kvplan.measure.reconcile import COMPONENTS, Reconciliation, sources_of
 from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import Run
 from kvplan.measure.techniques import SOURCES as OUTSIDE
+from kvplan.report import run_tables
 from kvplan.report.run_contexts import contexts_table
 from kvplan.report.run_record import Stage, compared, device_of, number, stages_of, timed
 from kvplan.report.run_sentences import answer, banner, findings
-from kvplan.report.run_tables import (
-    allocators_table,
-    environment_table,
-    memory_table,
-    outside_table,
-    pool_table,
-    run_table,
-    savings_table,
-    stages_table,
-    timeline_table,
-)
 
 SENTENCE = 2000  # characters
 
@@ -105,16 +95,16 @@ def _run_data(run: Run, label: str) -> RunData:
     model = str(run.model.get("name") or "unknown model")
     device = device_of(run)
     built = [
-        memory_table(memory),
-        outside_table(memory),
-        pool_table(memory),
+        run_tables.memory_table(memory),
+        run_tables.outside_table(memory),
+        run_tables.pool_table(memory),
         contexts_table(run),
-        savings_table(run),
-        allocators_table(run),
-        stages_table(run, samples, stages),
-        run_table(run, model, device),
-        environment_table(run),
-        timeline_table(samples),
+        run_tables.savings_table(run),
+        run_tables.allocators_table(run),
+        run_tables.stages_table(run, samples, stages),
+        run_tables.run_table(run, model, device),
+        run_tables.environment_table(run),
+        run_tables.timeline_table(samples),
     ]
     tables = {table.name: table for table in built if table.rows}
     banner_text = banner(run, samples)

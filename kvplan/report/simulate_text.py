@@ -1,11 +1,10 @@
 """A simulation as a table, Markdown, CSV and JSON; its timeline and requests as CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import dropwhile
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from kvplan.core.records import from_fields
 from kvplan.core.table import Markdown, Table, flattened, markdown_text, percent
@@ -16,6 +15,7 @@ from kvplan.documents import simulation as typed
 from kvplan.models.catalog import model_id
 from kvplan.planning.users import num_gpus
 from kvplan.report import formats
+from kvplan.report.drawing import Figure, Svg
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bold
 from kvplan.simulate.outcome import SimulationAnswer, Variant
@@ -26,18 +26,11 @@ from kvplan.simulate.runs import Run
 from kvplan.simulate.slo import Kept
 from kvplan.simulate.timeline import LEVELS
 
-if TYPE_CHECKING:
-    from kvplan.report.drawing import Figure
-
 VariantRow = tuple[str, list[str]]
 
 
 def over_time(answer: SimulationAnswer) -> list[Figure]:
     """Requests, the KV pool and first tokens over time; none without matplotlib."""
-    from importlib.util import find_spec
-
-    from kvplan.report.drawing import Svg
-
     if find_spec("matplotlib") is None:
         return []
     from kvplan.report.simulate_figures import sheets

@@ -1,13 +1,20 @@
-"""Templates of the HTML pages: one environment, one style sheet, and escaping of text of unknown origin."""
+"""Templates of the HTML pages: one environment, one style sheet, and escaping of text of unknown origin; for pages with
+a script, data as base64 of gzip, and the hash that allows only the page's script.
+"""
 
+import base64
+import gzip
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import jinja2
 
+from kvplan.core.errors import UsageError
 from kvplan.core.git import release
 from kvplan.core.units import UNIT_GAP
 from kvplan.report.page import COMMAND
@@ -27,6 +34,31 @@ def rendered_page(template: str, *, servers: Sequence[str] = (), **values: Any) 
         planned_for=planned_for(servers),
         **values,
     )
+
+
+def scripted_page(
+    name: str, data: Mapping[str, object], most_bytes: int, subject: str, remedy: str, **values: Any
+) -> str:
+    """Render NAME.html.jinja with NAME.js and its data. Raise UsageError if it would be larger than `most_bytes`."""
+    script = source_of(f"{name}.js")
+    page = rendered_page(
+        f"{name}.html.jinja", script=script, script_hash=script_hash(script), data=packed_data(data), **values
+    )
+    size = len(page.encode())
+    if size > most_bytes:
+        raise UsageError(subject, f"a page of {size:,} bytes, more than {most_bytes:,}", remedy)
+    return page
+
+
+def packed_data(document: Mapping[str, object]) -> str:
+    """A document as base64 of gzip; reproducible byte for byte."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def script_hash(script: str) -> str:
+    """Hash for the page's Content-Security-Policy."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache

@@ -1,44 +1,18 @@
 """Plans as CSV, one row each, and as Markdown for a pull request; the same numbers as the JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.core.units import GIB, format_gib, format_size, plural
 from kvplan.documents.artifact import plan_document
+from kvplan.documents.plan import PlanDocument
 from kvplan.planning.explain import explain as explained
 from kvplan.planning.plan import Plan
-from kvplan.report.console import (
-    LABELS,
-    caveats,
-    context_text,
-    draft_text,
-    figures,
-    fits_text,
-    fix_place,
-    fix_text,
-    format_kib,
-    headline,
-    host_note,
-    host_owner,
-    host_sizes,
-    length_text,
-    memory_rows,
-    name_of,
-    request_texts,
-    short_text,
-    unused_text,
-    where,
-)
+from kvplan.report import console
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.page import Block, block_text, bold, bullets, code, folded
 from kvplan.servers.plans.plan import BUDGET_ROWS
-
-if TYPE_CHECKING:
-    from kvplan.documents.plan import PlanDocument
-
 
 # Columns of a plan's row of CSV: paths of the JSON document; new ones are only added at the end.
 COLUMNS: Final = (
@@ -78,8 +52,8 @@ def memory_bars(plans: Sequence[Plan]) -> list[Figure]:
 
 def memory_bar(doc: PlanDocument, label: str) -> Bar:
     memory, users = doc["memory"], doc["concurrency"]["users"]
-    sizes = {name: size for name, size in memory_rows(memory).items() if size and name != "missing"}
-    parts = tuple(Piece(LABELS.get(name, name), size, format_gib(size), name) for name, size in sizes.items())
+    sizes = {name: size for name, size in console.memory_rows(memory).items() if size and name != "missing"}
+    parts = tuple(Piece(console.LABELS.get(name, name), size, format_gib(size), name) for name, size in sizes.items())
     return Bar(
         label, parts, plural(users, "user") if doc["fits"] else "does not fit", memory["budget"], memory["total"]
     )
@@ -87,8 +61,8 @@ def memory_bar(doc: PlanDocument, label: str) -> Bar:
 
 def labels(documents: Sequence[PlanDocument]) -> list[str]:
     """Labels that distinguish the plans: model, GPU and context, as far as they differ."""
-    names = [name_of(doc) for doc in documents]
-    gpus = [where(doc) for doc in documents]
+    names = [console.name_of(doc) for doc in documents]
+    gpus = [console.where(doc) for doc in documents]
     contexts = [f"{doc['kv']['max_model_len']:,} tokens" for doc in documents]
     differing = [column for column in (names, gpus, contexts) if len(set(column)) > 1] or [gpus]
     return [", ".join(cells) for cells in zip(*differing, strict=True)]
@@ -112,12 +86,12 @@ def fitting(documents: Sequence[PlanDocument]) -> str:
     counts = [f"{plural(doc['concurrency']['users'], 'user')} ({label})" for doc, label in fits[:3]]
     more = f", and {len(fits) - 3} more" if len(fits) > 3 else ""
     listed = f": {', '.join(counts)}{more}" if counts else ""
-    models = ", ".join(dict.fromkeys(name_of(doc) for doc in documents))
+    models = ", ".join(dict.fromkeys(console.name_of(doc) for doc in documents))
     return f"{models}: {len(fits)} of {len(documents)} fit{listed}"
 
 
 def _one(doc: PlanDocument) -> list[Block]:
-    parts: list[Block] = [bold(headline(doc)), *caveats(doc)]
+    parts: list[Block] = [bold(console.headline(doc)), *console.caveats(doc)]
     if (cache := doc.get("slots")) is not None:
         from kvplan.report import slots_text  # only for servers that place layers
 
@@ -126,24 +100,24 @@ def _one(doc: PlanDocument) -> list[Block]:
         parts += [_memory(doc), _figures(doc), *_host(doc)]
     parts += [f"Limit: {limit['text']}" for limit in doc["limits"]]
     if not doc["fits"] and doc["fixes"]:
-        cures = [f"- `{fix['flag']}`: {markdown_text(fix_text(doc, fix))}" for fix in doc["fixes"]]
+        cures = [f"- `{fix['flag']}`: {markdown_text(console.fix_text(doc, fix))}" for fix in doc["fixes"]]
         parts += ["What would make it fit, and for how many full-context users:", Markdown("\n".join(cures))]
     if doc["fits"]:
         parts.append(code(doc["flags"]["command"]))
     elif doc["fixes"]:
-        parts += [f"Serve{fix_place(doc)}:", code(doc["fixes"][0]["command"])]
+        parts += [f"Serve{console.fix_place(doc)}:", code(doc["fixes"][0]["command"])]
     return [*parts, _assumed(doc)]
 
 
 def _memory(doc: PlanDocument) -> Table:
     memory = doc["memory"]
     rows: list[list[str]] = []
-    for name, size in memory_rows(memory).items():
+    for name, size in console.memory_rows(memory).items():
         if size or name != "lora":
-            notes = {"unused": unused_text, "missing": unused_text, "draft": draft_text}
+            notes = {"unused": console.unused_text, "missing": console.unused_text, "draft": console.draft_text}
             note = notes[name](doc) if name in notes else ""
             share = f"{100 * size / memory['total']:.1f}%"
-            rows.append([LABELS.get(name, name), f"{size / GIB:,.2f}", share, note])
+            rows.append([console.LABELS.get(name, name), f"{size / GIB:,.2f}", share, note])
     total = [bold("total"), bold(f"{memory['total'] / GIB:,.2f}")]
     rows.append([*total, "100.0%", f"budget {format_gib(memory['budget'])}"])
     return Table.of(("each GPU", "GiB", "share", ""), rows, left=(0, 3))
@@ -152,13 +126,13 @@ def _memory(doc: PlanDocument) -> Table:
 def _figures(doc: PlanDocument) -> Table:
     kv, users = doc["kv"], doc["concurrency"]
     rows = [
-        ["KV per token", f"{format_kib(kv['bytes_per_token'])} ({kv['dtype']})"],
+        ["KV per token", f"{console.format_kib(kv['bytes_per_token'])} ({kv['dtype']})"],
         ["KV per user", f"{format_size(kv['bytes_per_request'])} at {kv['max_model_len']:,} tokens"],
         ["blocks", f"{kv['num_blocks']:,} of {kv['block_size']:,} tokens, {format_size(kv['bytes_per_block'])} each"],
         ["tokens", f"{kv['tokens']:,}"],
-        *(["a request takes", text] for text in request_texts(doc)[:1]),
-        *(["requests", text] for text in request_texts(doc)[1:]),
-        [f"users {length_text(doc, context_text(doc))}", f"{users['users']:,}"],
+        *(["a request takes", text] for text in console.request_texts(doc)[:1]),
+        *(["requests", text] for text in console.request_texts(doc)[1:]),
+        [f"users {console.length_text(doc, console.context_text(doc))}", f"{users['users']:,}"],
         ["in the server's log", f"{users['max']:.2f}"],
     ]
     if users["log_differs"] is not None:
@@ -168,17 +142,19 @@ def _figures(doc: PlanDocument) -> Table:
 
 def _host(doc: PlanDocument) -> list[Table]:
     """Host memory that the settings ask for; empty if they ask for none."""
-    rows = [[label, f"{size / GIB:,.2f}", host_note(doc, label)] for label, size in host_sizes(doc).items()]
+    rows = [
+        [label, f"{size / GIB:,.2f}", console.host_note(doc, label)] for label, size in console.host_sizes(doc).items()
+    ]
     total = [bold("total"), bold(f"{doc['host_memory']['total'] / GIB:,.2f}"), ""]
-    return [Table.of((f"host memory{host_owner(doc)}", "GiB", ""), [*rows, total], left=(0, 2))] if rows else []
+    return [Table.of((f"host memory{console.host_owner(doc)}", "GiB", ""), [*rows, total], left=(0, 2))] if rows else []
 
 
 def _assumed(doc: PlanDocument) -> Block:
     rows = [
         [
-            LABELS.get(assumption["name"], assumption["name"]),
-            figures(assumption)[0],
-            figures(assumption)[1].replace("-", " to "),
+            console.LABELS.get(assumption["name"], assumption["name"]),
+            console.figures(assumption)[0],
+            console.figures(assumption)[1].replace("-", " to "),
             assumption["formula"],
         ]
         for assumption in doc["assumptions"]
@@ -202,15 +178,15 @@ def _several(documents: Sequence[PlanDocument]) -> Table:
     )
     rows = [
         [
-            name_of(doc),
-            where(doc),
+            console.name_of(doc),
+            console.where(doc),
             f"{doc['kv']['max_model_len']:,}",
-            format_kib(doc["kv"]["bytes_per_token"]),
+            console.format_kib(doc["kv"]["bytes_per_token"]),
             format_size(doc["kv"]["bytes_per_request"]),
             f"{doc['memory']['kv_cache'] / GIB:,.2f}",
             f"{doc['concurrency']['max']:.2f}",
             f"{doc['concurrency']['users']:,}",
-            fits_text(doc) if doc["fits"] else _short(doc),
+            console.fits_text(doc) if doc["fits"] else _short(doc),
         ]
         for doc in documents
     ]
@@ -219,9 +195,9 @@ def _several(documents: Sequence[PlanDocument]) -> Table:
 
 def _short(doc: PlanDocument) -> Markdown:
     fix = next((f"; `{fix['flag']}`" for fix in doc["fixes"]), "")
-    return Markdown(f"{markdown_text(short_text(doc))}{fix}")
+    return Markdown(f"{markdown_text(console.short_text(doc))}{fix}")
 
 
 def _formulas(plan: Plan, doc: PlanDocument) -> Markdown:
     parts = [part for section in explained(plan) for part in (bold(section.title), bullets(section.lines))]
-    return Markdown("\n\n".join(map(block_text, folded(f"{headline(doc)}: every formula", parts))))
+    return Markdown("\n\n".join(map(block_text, folded(f"{console.headline(doc)}: every formula", parts))))

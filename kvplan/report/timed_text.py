@@ -1,9 +1,7 @@
 """Placements that meet latency targets, as JSON, CSV, Markdown and a table, all from one document."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from kvplan.core.files import printable
 from kvplan.core.records import from_fields
@@ -19,11 +17,9 @@ from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, bullets, code, folded
 from kvplan.report.recommend_text import LESS_PRECISE
 from kvplan.report.simulate_text import duration, rate_text, span
+from kvplan.simulate.placing import Candidate, Demand, Placed, Timed
 from kvplan.simulate.ranges import coverage_remark, unseen_remark
-
-if TYPE_CHECKING:
-    from kvplan.simulate.placing import Candidate, Demand, Placed, Timed
-    from kvplan.simulate.slo import Kept
+from kvplan.simulate.slo import Kept
 
 METHOD = (
     "Each server is simulated at an even share of the load. Placements that are not simulated show "

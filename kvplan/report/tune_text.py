@@ -1,16 +1,15 @@
 """The flags with the highest throughput, as JSON, CSV, Markdown and a table, all from one document."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table, Value, percent
 from kvplan.core.units import GIB, plural
+from kvplan.documents import tune as typed
 from kvplan.planning.plan import Request, plan, serve_command
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import CommandAnswer
@@ -22,13 +21,9 @@ from kvplan.servers.base import flag_of, server_of
 from kvplan.servers.words.arguments import ARGUMENTS, flags_of
 from kvplan.simulate.ranges import coverage_remark, unseen_remark, verdict
 from kvplan.simulate.settings import TURNED, is_flag_of
+from kvplan.simulate.steady import Demand
 from kvplan.simulate.tuned import HIGHEST_RATE
-from kvplan.simulate.tuning import MARGIN
-
-if TYPE_CHECKING:
-    from kvplan.documents import tune as typed
-    from kvplan.simulate.steady import Demand
-    from kvplan.simulate.tuning import Choice, Nearest, Tuned
+from kvplan.simulate.tuning import MARGIN, Choice, Nearest, Tuned
 
 METHOD: Final = (
     "All settings are estimated analytically; those in the table were simulated, each at its highest load within the "
@@ -114,6 +109,7 @@ def setting_document(base: Request, choice: Choice, tuned: Tuned) -> typed.Tuned
     return {
         "servers": setting.replicas,
         "tensor_parallel_size": setting.tensor_parallel_size,
+        "data_parallel_size": base.args.data_parallel_size,
         "flags": setting.changes,
         "requests_per_s": choice.tried.rate,
         "low": low,
@@ -135,6 +131,7 @@ def nearest_document(base: Request, nearest: Nearest) -> typed.NearestSetting:
     return {
         "servers": setting.replicas,
         "tensor_parallel_size": setting.tensor_parallel_size,
+        "data_parallel_size": base.args.data_parallel_size,
         "requests_per_s": nearest.rate,
         "targets": [target_document(target) for target in nearest.outcomes],
         "command": shlex.join(serve_command(plan(setting.request(base)))),
@@ -225,9 +222,15 @@ def nearest_text(doc: typed.TuneDocument) -> str:
 
 
 def servers_text(setting: typed.TunedSetting | typed.NearestSetting) -> str:
-    if setting["servers"] == setting["tensor_parallel_size"] == 1:
+    if setting["servers"] == setting["tensor_parallel_size"] == setting["data_parallel_size"] == 1:
         return ""
-    return f"{plural(setting['servers'], 'server')} of TP {setting['tensor_parallel_size']} "
+    return f"{plural(setting['servers'], 'server')} of {split_text(setting)} "
+
+
+def split_text(setting: typed.TunedSetting | typed.NearestSetting) -> str:
+    """A server's ranks: "TP 2", "TP 1 x DP 2"."""
+    ranks = setting["data_parallel_size"]
+    return f"TP {setting['tensor_parallel_size']}" + (f" x DP {ranks}" if ranks > 1 else "")
 
 
 def range_text(setting: typed.TunedSetting) -> str:
@@ -284,7 +287,7 @@ def settings_table(doc: typed.TuneDocument, limit: int) -> Table:
     rows = [
         [
             flags_text(doc, setting) or "(defaults)",
-            f"{setting['servers']} x TP {setting['tensor_parallel_size']}",
+            f"{setting['servers']} x {split_text(setting)}",
             range_text(setting),
             rate_text(float(f"{setting['output_tokens_per_s']:.3g}")),
             *(target_text(target) for target in setting["targets"]),
@@ -293,7 +296,8 @@ def settings_table(doc: typed.TuneDocument, limit: int) -> Table:
         ]
         for setting in chosen(doc)[:limit]
     ]
-    return Table.of(["flags", "servers", "requests/s", "tokens/s", *names, "running", "KV peak"], rows, 2)
+    running = "running per rank" if doc["settings"][0]["data_parallel_size"] > 1 else "running"
+    return Table.of(["flags", "servers", "requests/s", "tokens/s", *names, running, "KV peak"], rows, 2)
 
 
 def remarks(doc: typed.TuneDocument) -> list[str]:

@@ -1,26 +1,23 @@
 """Effect of another release on servers: on a screen, as Markdown, as CSV and as kvplan/upgrade@1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.table import Markdown, Table, markdown_text
-from kvplan.core.units import plural
+from kvplan.core.units import format_gib, plural
 from kvplan.documents.diff import row_document
+from kvplan.documents.upgrade import UpgradeDocument, UpgradedServer, UpgradeSide
 from kvplan.planning.attribute import CAPACITY, MEMORY
+from kvplan.planning.diff import plan_side
+from kvplan.planning.plan import Plan
 from kvplan.planning.upgrade import WORSE, Effect, Upgrade, Upgraded, users
 from kvplan.report.diff_text import figure_rows, memory_rows, number_delta, row_cells
 from kvplan.report.lines import Paragraph, Part, laid_out, line
 from kvplan.report.page import Block, heading
 from kvplan.servers.base import terms_of
 from kvplan.servers.releases import Version, number_text, patches_of
-
-if TYPE_CHECKING:
-    from kvplan.documents.upgrade import UpgradeDocument, UpgradedServer, UpgradeSide
-    from kvplan.planning.plan import Plan
 
 UNITS = {**MEMORY, **CAPACITY}
 # Figures that a change may move -> column titles; where a plan does not fit, those that it has nevertheless.
@@ -34,8 +31,6 @@ REST = "all other differences"
 
 def title(server: Upgraded) -> str:
     """Title of a server: "chat: qwen3-8b on l40s, 32,768 tokens"."""
-    from kvplan.planning.diff import plan_side
-
     subject = plan_side(server.old).title
     return f"{printable(server.key, 100)}: {subject}" if server.key else subject
 
@@ -65,8 +60,6 @@ def sentence(server: Upgraded) -> str:
 
 def why(server: Upgraded) -> str:
     """Why the new plan does not start."""
-    from kvplan.core.units import format_gib
-
     after = server.new
     assert not isinstance(after, KvplanError)
     return after.refusal.text if after.refusal is not None else f"{format_gib(after.deficit)} short on each GPU"

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -26,12 +26,10 @@ from kvplan.serve.fields import ApiError
 from kvplan.serve.generation import Generation, started
 from kvplan.serve.intake import Intake, Made, Prepared
 from kvplan.serve.intake import ServedModel as ServedModel  # with which an Api is made
+from kvplan.serve.native import Native, NativeShape
 from kvplan.serve.openapi import openapi
 from kvplan.serve.responses import ResponseShape
 from kvplan.serve.worker import Worker
-
-if TYPE_CHECKING:
-    from kvplan.serve.native import Native, NativeShape
 
 BODY_S: Final = 30.0  # timeout for receiving a request body
 Handler = Callable[[Request], Awaitable[Response]]
@@ -100,9 +98,7 @@ class Api:
         middleware = [Middleware(Cancellation, _error(SHUTTING_DOWN))]
         return Starlette(routes=routes, lifespan=lifespan, exception_handlers=refusals, middleware=middleware)
 
-    def _native(self, face: ModuleType) -> "Native":
-        from kvplan.serve.native import Native  # only with a face
-
+    def _native(self, face: ModuleType) -> Native:
         served = self.served
         return Native(
             face, self.worker, served.names[0], served.info.get("release", ""),

@@ -1,26 +1,15 @@
 """The /metrics page with the families of a server's face; figures of a prefill-first scheduler."""
 
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    GCCollector,
-    Histogram,
-    PlatformCollector,
-    generate_latest,
-)
+import prometheus_client as prometheus
 
 from engine.scheduler import Scheduler
+from kvplan.serve.jobs import Job
 from kvplan.serve.metrics import ServerMetrics
 from kvplan.serve.prompts_first import ServedPromptsFirst
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from kvplan.serve.jobs import Job
 
 INTERVAL: Final = 40  # decode steps after which the throughput is counted anew: --decode-log-interval
 STREAMS: Final = {True: "true", False: "false"}
@@ -29,10 +18,10 @@ STREAMS: Final = {True: "true", False: "false"}
 class FaceMetrics(ServerMetrics):
     """Metrics of a server with a face, updated like those of any other; now: the clock of all times."""
 
-    def __init__(self, face: ModuleType, model_name: str, scheduler: Scheduler, now: "Callable[[], float]") -> None:
-        self.registry = CollectorRegistry()
-        GCCollector(self.registry)
-        PlatformCollector(self.registry)
+    def __init__(self, face: ModuleType, model_name: str, scheduler: Scheduler, now: Callable[[], float]) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        prometheus.GCCollector(self.registry)
+        prometheus.PlatformCollector(self.registry)
         self._labels = {"model_name": model_name, **face.LABELS}
         self.last_error = ""
         self._face, self._clock, self._scheduler = face, now, cast("ServedPromptsFirst", scheduler)
@@ -42,18 +31,22 @@ class FaceMetrics(ServerMetrics):
         self._retracted = self._retracted_now = self._num_tokens = 0
         ranked = {**self._labels, **face.RANKS}
         name, text = face.RETRACTED
-        self._retractions = self._family(Counter, name, text, tuple(ranked)).labels(**ranked)
+        self._retractions = self._family(prometheus.Counter, name, text, tuple(ranked)).labels(**ranked)
         self._gauges: dict[str, list[Any]] = {source: [] for _, source in face.GAUGES.values()}  # by what they show
         for name, (text, source) in face.GAUGES.items():
-            self._gauges[source].append(self._family(Gauge, name, text, tuple(ranked)).labels(**ranked))
+            self._gauges[source].append(self._family(prometheus.Gauge, name, text, tuple(ranked)).labels(**ranked))
         self._seconds = {
             name: self._family(
-                Histogram, name, text, (*self._labels, *(["is_streaming"] if splits else [])), buckets=buckets
+                prometheus.Histogram,
+                name,
+                text,
+                (*self._labels, *(["is_streaming"] if splits else [])),
+                buckets=buckets,
             )
             for name, (text, buckets, splits) in face.HISTOGRAMS.items()
         }
         self._counters_of = {
-            name: self._family(Counter, name, text, (*self._labels, *([label] if label else [])))
+            name: self._family(prometheus.Counter, name, text, (*self._labels, *([label] if label else [])))
             for name, (text, label) in face.COUNTERS.items()
         }
         self.levels(scheduler)
@@ -76,11 +69,11 @@ class FaceMetrics(ServerMetrics):
         }  # fmt: skip
 
     def page(self) -> bytes:
-        return generate_latest(self.registry)
+        return prometheus.generate_latest(self.registry)
 
     def rejected(self, limit: str) -> None: ...
 
-    def tokens(self, counts: "Mapping[Job, int]", now: float) -> None:
+    def tokens(self, counts: Mapping[Job, int], now: float) -> None:
         for job in counts:
             times = job.times
             if times.last_token:
@@ -91,7 +84,7 @@ class FaceMetrics(ServerMetrics):
             times.last_token = now
         self._num_tokens += sum(counts.values())
 
-    def _observe(self, name: str, job: "Job", seconds: float) -> None:
+    def _observe(self, name: str, job: Job, seconds: float) -> None:
         labels = {"is_streaming": STREAMS[job.is_streamed]} if self._face.HISTOGRAMS[name][2] else {}
         self._seconds[name].labels(**self._labels, **labels).observe(seconds)
 
@@ -121,7 +114,7 @@ class FaceMetrics(ServerMetrics):
             for gauge in gauges:
                 gauge.set(figures[source])
 
-    def ended(self, job: "Job", reason: str, now: float) -> None:
+    def ended(self, job: Job, reason: str, now: float) -> None:
         times, request, now = job.times, job.request, now + job.delay
         assert request is not None
         streams, num_tokens = STREAMS[job.is_streamed], request.seq.num_output_tokens

@@ -16,23 +16,13 @@ from starlette.responses import JSONResponse, Response
 
 from engine.config import Constraint, SamplingParams
 from kvplan.core.errors import KvplanError
+from kvplan.serve import generation
 from kvplan.serve.answers import ChatShape, CompletionShape, Echo, PromptIds, Shape, Texts
 from kvplan.serve.bodies import parsed
 from kvplan.serve.chat import ChatTemplate, messages_of
 from kvplan.serve.faults import Faults
 from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, Door, read
 from kvplan.serve.filler import text_of, unreadable
-from kvplan.serve.generation import (
-    Limits,
-    check_chars,
-    check_count,
-    checked_lengths,
-    encode,
-    params_of,
-    prompts_of,
-    texts_of,
-    truncated,
-)
 from kvplan.serve.jobs import Simulated
 from kvplan.serve.pooling import EMBEDDING, SCORE, VectorShape, paired
 from kvplan.serve.responses import ResponseShape, chat_body
@@ -66,7 +56,7 @@ class ServedModel:
     names: tuple[str, ...]
     num_tokens: int
     version: str
-    limits: Limits
+    limits: generation.Limits
     template: ChatTemplate
     faults: Faults = field(default_factory=Faults)
     face: ModuleType | None = None
@@ -130,17 +120,17 @@ class Intake:
         model = self.model(values["model"])
         special = True if values["add_special_tokens"] is None else values["add_special_tokens"]
         is_cut = values["truncate_prompt_tokens"] is not None
-        prompts = prompts_of(
+        prompts = generation.prompts_of(
             values["prompt"], lambda text: self._tokens(text, special=special, param="prompt", is_cut=is_cut)
         )
-        prompts = [truncated(prompt, values, self._context) for prompt in prompts]
+        prompts = [generation.truncated(prompt, values, self._context) for prompt in prompts]
         max_tokens, echo = values["max_tokens"], None
         if not values["echo"] and not max_tokens:
             raise ApiError("max_tokens must be at least 1, or 0 with echo", param="max_tokens")
-        check_count(len(prompts), values["n"])
+        generation.check_count(len(prompts), values["n"])
         answers = self._lengths(prompts, max(1, max_tokens))
         if values["echo"]:
-            texts = texts_of(values["prompt"], prompts, self._tokenizer)
+            texts = generation.texts_of(values["prompt"], prompts, self._tokenizer)
             echo = Echo(list(zip(texts, prompts, strict=True)), values["n"], is_alone=max_tokens == 0)
         ids = PromptIds(prompts, values["n"]) if values["return_token_ids"] else None
         shape = CompletionShape(self._texts(values), values["logprobs"] is not None, echo, ids)
@@ -200,7 +190,7 @@ class Intake:
             problem = self._served.face.too_long(len(prompt), max_tokens, self._context) if self._served.face else None
             if problem is not None:
                 raise ApiError(problem, param=param)
-        return checked_lengths(prompts, max_tokens, self._context, param)
+        return generation.checked_lengths(prompts, max_tokens, self._context, param)
 
     def embeddings(self, data: bytes) -> Prepared:
         return self._vectors(data, "embedding")
@@ -217,7 +207,9 @@ class Intake:
         if values["messages"] is not None:
             prompts = [self._chat_prompt(values, self._most_chars)]
         else:
-            prompts = prompts_of(values["input"], lambda text: self._tokens(text, special=True, param="input"), "input")
+            prompts = generation.prompts_of(
+                values["input"], lambda text: self._tokens(text, special=True, param="input"), "input"
+            )
         return self._pooled(values, prompts, VectorShape([], size, key, values["encoding_format"]))
 
     def score(self, data: bytes) -> Prepared:
@@ -232,9 +224,9 @@ class Intake:
         return self._served.vector_size
 
     def _pooled(self, values: dict[str, Any], prompts: list[list[int]], shape: VectorShape) -> Prepared:
-        shape.prompts = [truncated(prompt, values, self._context) for prompt in prompts]
-        check_count(len(prompts), 1)
-        checked_lengths(shape.prompts, None, self._context, "input")
+        shape.prompts = [generation.truncated(prompt, values, self._context) for prompt in prompts]
+        generation.check_count(len(prompts), 1)
+        generation.checked_lengths(shape.prompts, None, self._context, "input")
         params = [[SamplingParams(temperature=0, max_tokens=1)] for _ in prompts]
         values |= {"stream": False, "stream_options": None}
         return Prepared(self.model(values["model"]), values, shape.prompts, params, shape, Simulated(is_pooled=True))
@@ -250,7 +242,7 @@ class Intake:
         if is_free and not self._served.door.is_simulated:
             problem = "auto needs a parser of the model's own calls, which the engine does not have"
             raise ApiError(f"tool_choice: {problem}; name a tool, or use required or none", param="tool_choice")
-        prompt = truncated(self._chat_prompt(values, self._most_chars), values, self._context)
+        prompt = generation.truncated(self._chat_prompt(values, self._most_chars), values, self._context)
         max_tokens = values["max_completion_tokens"]
         if max_tokens is None:
             max_tokens = values["max_tokens"]
@@ -270,7 +262,7 @@ class Intake:
         else:
             _refuse_long(len(values["prompt"]), most_chars, "characters", "prompt")
             special = values["add_special_tokens"]
-            tokens = encode(self._tokenizer, values["prompt"], special=special is None or special)
+            tokens = generation.encode(self._tokenizer, values["prompt"], special=special is None or special)
         strings = [self._tokenizer.id_to_token(token) for token in tokens] if values["return_token_strs"] else None
         counted = {"count": len(tokens), "max_model_len": self._context}
         return JSONResponse({**counted, "tokens": tokens, "token_strs": strings})
@@ -292,20 +284,22 @@ class Intake:
     def _tokens(self, text: str, *, special: bool, param: str, is_cut: bool = False) -> list[int]:
         if self._tokenizer is not None:
             most_chars = max(MOST_CHARS, self._most_chars) if is_cut else self._most_chars
-            check_chars(len(text), self._context, most_chars, param)
-        return encode(self._tokenizer, text, special=special, param=param)
+            generation.check_chars(len(text), self._context, most_chars, param)
+        return generation.encode(self._tokenizer, text, special=special, param=param)
 
     def _chat_prompt(self, values: dict[str, Any], most_chars: int) -> list[int]:
         """Tokens of a chat; its template may leave out text of messages, so they have their own, wider bound."""
         messages = messages_of(values["messages"])
         num_chars = sum(len(message["content"]) for message in messages)
-        check_chars(num_chars, self._context, max(MOST_CHARS, most_chars), "messages")
+        generation.check_chars(num_chars, self._context, max(MOST_CHARS, most_chars), "messages")
         options = {"add_generation_prompt": values["add_generation_prompt"], **(values["chat_template_kwargs"] or {})}
         options |= {name: values[name] for name in ("tools", "documents") if values.get(name)}
         text = self._served.template.prompt(messages, options)
         if self._tokenizer is not None:
-            check_chars(len(text), self._context, most_chars, "messages")
-        return encode(self._tokenizer, text, special=bool(values.get("add_special_tokens")), param="messages")
+            generation.check_chars(len(text), self._context, most_chars, "messages")
+        return generation.encode(
+            self._tokenizer, text, special=bool(values.get("add_special_tokens")), param="messages"
+        )
 
     def _prepared(
         self, model: str, values: dict[str, Any], prompts: list[list[int]], answers: list[int], logprobs: int | None,
@@ -327,7 +321,7 @@ class Intake:
         is_simulated = simulated is not None
         of_prompts = [
             [
-                params_of(values, tokens, logprobs, index, constraint, is_simulated=is_simulated)
+                generation.params_of(values, tokens, logprobs, index, constraint, is_simulated=is_simulated)
                 for index in range(values["n"])
             ]
             for tokens in answers
@@ -355,7 +349,7 @@ class Intake:
             if face is not None and param == "structured_outputs":  # a face has a field for each kind
                 param = next((own for own, kind in face.CONSTRAINTS.items() if kind == constraint.kind), param)
             text = text_of(constraint, param, unreadable if face is None else face.unreadable)
-            answer = tuple(encode(self._tokenizer, text, special=False, param=param))
+            answer = tuple(generation.encode(self._tokenizer, text, special=False, param=param))
         return Simulated(answer, is_whole=is_whole, transfer=transfer)
 
 

@@ -3,13 +3,10 @@
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from engine import Engine
 from engine.config import SamplingParams
-from engine.masks import Grammars
 from engine.request import Request, RequestOutput, TokenUpdate
-from engine.scheduler import Scheduler
 from kvplan.serve.backend import BackendLostError
 
 
@@ -18,22 +15,8 @@ class Leader:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._engine.tokenizer
-
-    @property
-    def grammars(self) -> Grammars:
-        return self._engine.grammars
-
-    @property
-    def scheduler(self) -> Scheduler:
-        return self._engine.scheduler
-
-    @property
-    def max_model_len(self) -> int:
-        return self._engine.max_model_len
+        self.tokenizer, self.grammars = engine.tokenizer, engine.grammars
+        self.scheduler, self.max_model_len = engine.scheduler, engine.max_model_len
 
     @property
     def has_unfinished(self) -> bool:

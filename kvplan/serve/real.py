@@ -15,16 +15,8 @@ from kvplan.models.spec import ModelSpec
 from kvplan.serve.ranks import Leader
 from kvplan.serve.start import Start, labels
 from kvplan.serve.worker import Hooks
+from kvplan.servers.bundled import log_wordings
 from kvplan.servers.bundled.log_rows import planned_bytes
-from kvplan.servers.bundled.log_wordings import (
-    device_line,
-    fallback_line,
-    host_line,
-    others_line,
-    pool_line,
-    prefix,
-    row_line,
-)
 from kvplan.servers.bundled.rules import EngineInputs, Speculation, predict
 from kvplan.servers.logs.metrics import SERVED_BY
 
@@ -158,15 +150,15 @@ def start_log(engine: Engine) -> list[str]:
     device, host = str(engine.device), engine.runner.host
     gpu = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else None
     lines = [
-        device_line(device, gpu, inputs.backend, inputs.batches_in_flight, memory.total, memory.non_torch),
-        *([] if host is None else [host_line(host.free, host.ranks)]),
-        *([others_line(size)] if (size := held_by_others(engine.device)) else []),
-        *(fallback_line(name, why) for name, why in memory.fallbacks.items()),
-        *(row_line(name, planned[name], size) for name, size in measured.items()),
-        pool_line(memory.num_blocks, num_tokens(engine)),
+        log_wordings.device_line(device, gpu, inputs.backend, inputs.batches_in_flight, memory.total, memory.non_torch),
+        *([] if host is None else [log_wordings.host_line(host.free, host.ranks)]),
+        *([log_wordings.others_line(size)] if (size := held_by_others(engine.device)) else []),
+        *(log_wordings.fallback_line(name, why) for name, why in memory.fallbacks.items()),
+        *(log_wordings.row_line(name, planned[name], size) for name, size in measured.items()),
+        log_wordings.pool_line(memory.num_blocks, num_tokens(engine)),
     ]
     ranks = engine.tp
-    return [prefix(ranks.stage * ranks.size + ranks.rank, ranks.num_ranks) + text for text in lines]
+    return [log_wordings.prefix(ranks.stage * ranks.size + ranks.rank, ranks.num_ranks) + text for text in lines]
 
 
 def held_by_others(device: torch.device) -> int:

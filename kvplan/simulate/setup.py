@@ -58,13 +58,7 @@ class Setup:
             if caches or run_len is not None or any(isinstance(group, MambaGroup) for group in by_step.groups):
                 return by_step
             return replace(by_step, config=replace(by_step.config, enable_prefix_caching=False))
-        return Unshared(
-            by_step.config,
-            by_step.num_blocks,
-            by_step.groups,
-            by_step.step_time,
-            by_step.arrivals,
-        )
+        return Unshared(by_step.config, by_step.num_blocks, by_step.groups, by_step.step_time, by_step.arrivals)
 
     def simulation(self, arrivals: Arrivals, run_len: int | None = None) -> Simulation:
         """Return a new step-by-step run over these arrivals; run_len: tokens per prefix id."""
@@ -310,9 +304,9 @@ def check_tiers(plan: Plan, specs: tuple[TierSpec, ...], *, hands_over: bool = F
     """Raise an error for tiers that the server cannot have, and for the server's own tiers without a --tier."""
     args, name = plan.request.args, plan.request.spec.name
     if args.kv_transfer_config is not None and not hands_over:
-        raise UsageError(
-            "simulate", "--kv-transfer-config cannot be simulated", "remove it, or use --tier or --disaggregate"
-        )
+        drafts = args.num_speculative_tokens or plan.request.draft  # neither is simulated with them
+        remedy = "remove it" if drafts else "remove it, or use --tier or --disaggregate"
+        raise UsageError("simulate", "--kv-transfer-config cannot be simulated", remedy)
     if args.kv_offloading_backend == "lmcache":
         raise UsageError("simulate", "LMCache cannot be simulated", "remove --kv-offloading-backend")
     if args.kv_offloading_size and not specs:

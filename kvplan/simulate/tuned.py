@@ -29,7 +29,7 @@ NUM_REQUESTS: Final = "2000"
 MOST_GPUS: Final = 1024
 HIGHEST_RATE: Final = "the highest rate within the targets"  # what is sought where no --rate is given
 SOUGHT: Final = {  # engine arguments that the search must be free to change
-    "pipeline_parallel_size": "stages cannot be simulated",
+    "pipeline_parallel_size": "stages cannot be simulated"
 }
 
 
@@ -104,13 +104,13 @@ def tuned(
     refuse_unless_some(result)
     how = load.how if demand.how != "rate" else HIGHEST_RATE if rate is None else f"{rate:g} requests/s"
     if result.best is not None and demand.how == "rate" and not result.is_light_load:
-        say_how_long(result.best.tried, len(demand.rows), listener.note)
+        say_how_long(result.best.tried, len(demand.rows), base.args.data_parallel_size, listener.note)
     return TuneAnswer(base, count, f"{load.source.name}, {how}", demand, rate, result)
 
 
-def say_how_long(best: Tried, num_requests: int, tell: Tell) -> None:
-    """Note a run so short that most requests arrive at a server that is still filling up."""
-    running = 0 if best.run is None else best.run.result.running_peak
+def say_how_long(best: Tried, num_requests: int, ranks: int, tell: Tell) -> None:
+    """Note a run so short that most requests arrive at servers that are still filling up."""
+    running = 0 if best.run is None else best.run.result.running_peak * best.setting.replicas * ranks
     if num_requests < TURNS * running:
         tell(
             "note",

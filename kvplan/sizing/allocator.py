@@ -13,19 +13,7 @@ from functools import lru_cache
 
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec, Weight
-from kvplan.sizing.weights import (
-    BYTES,
-    Layout,
-    equals,
-    expert_tp,
-    expert_units,
-    layers_on,
-    local_shape,
-    on_stage,
-    scheme_for,
-    up,
-    weight_tensors,
-)
+from kvplan.sizing import weights
 
 ROUND = 512
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB
@@ -81,41 +69,41 @@ WIDE_SCALE = 2  # bytes of a scale of Marlin's kernels, one per output and block
 HOPPER_MXFP4 = 256  # Triton's layout of MXFP4 values on compute capability 9.x pads inputs to a multiple of this
 
 
-def loaded(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> list[tuple[int, int]]:
+def loaded(spec: ModelSpec, weight: Weight, layer: int | None, layout: weights.Layout) -> list[tuple[int, int]]:
     """(bytes in the kernels' layout, bytes as created) of each tensor of a weight.
 
     gpt-oss on H100 with vLLM 0.11 loads as 13.47 and 64.38 GiB while its parameters are 12.83 and 60.78 GiB: 7 % of the
     values of each expert (llm-d-benchmark, empirical-vllm-memory-results.md).
     """
-    values, scales, bias = weight_tensors(spec, weight, layer, layout)
+    values, scales, bias = weights.weight_tensors(spec, weight, layer, layout)
     loaded_bytes, loaded_scales = values, scales
-    scheme = scheme_for(spec, weight, layer, layout.online)
+    scheme = weights.scheme_for(spec, weight, layer, layout.online)
     if scheme is not None and scheme.kind == "mxfp4" and in_triton(layout):
-        inputs, _ = local_shape(weight, expert_tp(layout))
-        loaded_bytes = values * up(inputs, HOPPER_MXFP4) // inputs
+        inputs, _ = weights.local_shape(weight, weights.expert_tp(layout))
+        loaded_bytes = values * weights.up(inputs, HOPPER_MXFP4) // inputs
     if scheme is not None and scheme.kind == "fp8_block" and in_marlin(weight, layout):
         loaded_scales = WIDE_SCALE * values // (scheme.block or (128, 128))[1]  # one byte for each value
     return [(loaded_bytes, values), (loaded_scales, scales), (bias, bias)]
 
 
-def in_triton(layout: Layout) -> bool:
+def in_triton(layout: weights.Layout) -> bool:
     """True if Triton's kernels for compute capability 9.x read MXFP4 experts."""
     is_chosen = layout.expert_kernel in ("auto", "triton", "triton_unfused")
-    return layout.sm // 10 == 9 and is_chosen and expert_units(layout, "mxfp4") == (64, 1)
+    return layout.sm // 10 == 9 and is_chosen and weights.expert_units(layout, "mxfp4") == (64, 1)
 
 
-def in_marlin(weight: Weight, layout: Layout) -> bool:
+def in_marlin(weight: Weight, layout: weights.Layout) -> bool:
     """True if Marlin's kernels read fp8 blocks."""
     if weight.experts and layout.expert_kernel != "auto":
         return layout.expert_kernel == "marlin"
     return layout.wide_scales
 
 
-def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
+def tensors(spec: ModelSpec, layout: weights.Layout) -> Iterator[tuple[int, int]]:
     """Each tensor of one rank as (bytes in the kernels' layout, bytes as created), in about the order a server creates
     them: towers, embedding, rotary tables, layers, head.
     """
-    others = [weight for weight in spec.other_weights if on_stage(weight.place, layout)]
+    others = [weight for weight in spec.other_weights if weights.on_stage(weight.place, layout)]
     last = [weight for weight in others if weight.group in ("norm", "lm_head")]
     towers = [weight for weight in others if weight.group == "vision_audio"]
     first = [weight for weight in others if weight.group not in ("norm", "lm_head", "vision_audio")]
@@ -124,11 +112,11 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
     for rope in spec.ropes:
         if rope.served:  # as long as the context, which is unknown here
             continue
-        table = rope.positions * rope.dim * BYTES[layout.dtype or spec.dtype]
+        table = rope.positions * rope.dim * weights.BYTES[layout.dtype or spec.dtype]
         yield table, table
     by_kind: dict[int, list[tuple[int, int]]] = {}
-    kinds = equals(spec, layout.online)
-    for index in layers_on(spec, layout):
+    kinds = weights.equals(spec, layout.online)
+    for index in weights.layers_on(spec, layout):
         key = kinds[index]
         if key not in by_kind:
             by_kind[key] = [
@@ -143,18 +131,18 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=4096)
-def weights_excess(spec: ModelSpec, layout: Layout) -> int:
+def weights_excess(spec: ModelSpec, layout: weights.Layout) -> int:
     """Bytes of a rank's loaded weights and rotary tables beyond the tensors themselves."""
     pairs = list(tensors(spec, layout))
     return excess(final for final, _ in pairs) + sum(final - created for final, created in pairs)
 
 
-def weights_segments(spec: ModelSpec, layout: Layout) -> list[int]:
+def weights_segments(spec: ModelSpec, layout: weights.Layout) -> list[int]:
     """Bytes of each segment for a rank's weights and rotary tables."""
     return blocks(final for final, _ in tensors(spec, layout))[1]
 
 
 @lru_cache(maxsize=4096)
-def weights_reserved(spec: ModelSpec, layout: Layout) -> int:
+def weights_reserved(spec: ModelSpec, layout: weights.Layout) -> int:
     """Bytes of the segments for a rank's weights and rotary tables: the device's loss of free memory."""
     return sum(weights_segments(spec, layout))

@@ -472,7 +472,7 @@ def on_stage(place: Place, layout: Layout) -> bool:
 KV_SCALES = {"fp8": (0, 4), "modelopt": (0, 4), "quark": (0, 4), "compressed-tensors": (3, 3)}
 
 
-UNSCALED = ("jamba",)  # its class does not pass the quantization on to attention
+UNSCALED = ("jamba", "qwen4_exp_text")  # their classes do not pass the quantization on to attention
 
 
 def kv_scale_bytes(

@@ -52,6 +52,13 @@ spec:
             "simulate qwen3-8b --gpu l40s --qps 5 --isl 1000 --osl 20 --num-requests 9",
             "simulate qwen3-8b --gpu l40s --rate 5 --prompt-tokens 1000 --output-tokens 20 --num-requests 9",
         ),
+        ("estimate qwen3-8b --gpu l40s -q fp8 --ctx 8k", "estimate qwen3-8b --gpu l40s --quantization fp8 --ctx 8k"),
+        (
+            "estimate qwen2.5-vl-7b --gpu l40s --images 2 --ctx 8k",
+            "estimate qwen2.5-vl-7b --gpu l40s --limit-mm-per-prompt image=2 --ctx 8k",
+        ),
+        ("estimate --model qwen3-8b --gpu l40s --ctx 8k", "estimate qwen3-8b --gpu l40s --ctx 8k"),
+        ("check --model qwen3-8b --gpu l40s --ctx 8k", "estimate qwen3-8b --gpu l40s --ctx 8k --exit-code"),
         ("list", "models"),
         ("4090", "gpus 4090"),
         (
@@ -72,6 +79,10 @@ def test_a_line_is_read_as_the_command_that_answers_it(run: Run, typed: str, mea
     [
         ("qwen3:32b --gpu 3090", "qwen3:32b --engine ollama --gpu 3090"),
         ("qwen3-30b-a3b --gpu m4-max-64g", "qwen3-30b-a3b --engine llamacpp --gpu m4-max-64g"),
+        (
+            "acme/Qwen3-8B-GGUF:Q4_K_M --gpu l4 --ctx 8k",
+            "acme/Qwen3-8B-GGUF:Q4_K_M --gpu l4 --ctx 8k --engine llamacpp",
+        ),
         ("qwen3-next-80b --gpu 2xh100 --ctx 8k", "qwen3-next-80b-a3b --gpu 2xh100 --ctx 8k"),
     ],
 )
@@ -79,6 +90,22 @@ def test_a_name_or_a_gpu_says_which_server_or_model_is_meant(run: Run, typed: st
     by_name, whole = run("estimate", *typed.split()), run("estimate", *stated.split())
     assert (by_name.code, by_name.out) == (whole.code, whole.out)
     assert by_name.code == 0
+
+
+def test_each_unknown_option_has_its_own_hint(run: Run) -> None:
+    ran = run("estimate", "qwen3-8b", "--gpu", "l40s", "--foo", "--context", "8k", "--n-gpus", "2", "--budget", "3")
+    assert ran.code == 2
+    hints = dict(error.split(": ", 1) for error in (text.removeprefix("kvplan: error: ") for text in ran.errors))
+    assert hints["--foo"] == "no such option; see `kvplan estimate --help`"
+    assert hints["--context"] == "no such option; use --ctx"
+    assert hints["--n-gpus"].endswith("--gpu 8xh100")
+    line = hints["--budget"].partition("`kvplan ")[2].rstrip("`")
+    assert run(*line.split()).code == 0
+
+
+def test_a_servers_flag_in_a_pasted_command_stays_the_servers(run: Run) -> None:
+    ran = run("estimate", "--from-command", "vllm serve --model Qwen/Qwen3-8B -q fp8", "--gpus", "l40s", "--ctx", "8k")
+    assert "--from-command 'vllm serve --model Qwen/Qwen3-8B -q fp8'" in ran.err.splitlines()[0]
 
 
 def test_a_quoted_command_is_planned(run: Run) -> None:

@@ -102,6 +102,34 @@ def test_a_shared_memory_has_room_for_both(run: Run) -> None:
     assert "share one memory" not in apart
 
 
+def test_a_macs_layers_on_the_host_leave_its_gpu_room(run: Run) -> None:
+    """llama.cpp's own --fit on a device of 48 GiB that reads no buffer of the host's, as Metal's does not
+    (ggml-metal.cpp, `supports_buft`): 77 layers, weights, caches and compute buffers with flash attention.
+    """
+    ran = run("estimate", "llama-3.1-70b", "--gpu", "m4-max-64g", "--ctx", "32k", "--format", "json")
+    device, host = ran.json["slots"]["places"]
+    assert ran.json["fits"]
+    assert ran.json["slots"]["gpu_layers"] == 77
+    assert [device[name] for name in ("weights", "context", "compute")] == [39745208576, 10200547328, 469502208]
+    assert [host[name] for name in ("weights", "context", "compute")] == [2767323392, 536870912, 67121184]
+
+
+def test_a_file_beyond_the_memory_that_both_share_is_read_from_the_disk(run: Run) -> None:
+    ran = run("estimate", "llama-3.1-405b", "--gpu", "m4-max-48g", "--ctx", "8k")
+    assert "warning: the memory that GPU and host share is 48.00 GiB, less than" in ran.err
+    assert "take a smaller file (--quant)" in ran.err
+
+
+def test_models_of_a_mac_are_those_whose_files_are_whole_on_its_gpu(run: Run) -> None:
+    """Metal may take 6 of 8 GiB and --fit leaves 1: of the five sizes of Qwen3 no file of 14B's 9 GB."""
+    rows = run("models", "qwen3", "--gpu", "m1-8g", "--max-params", "20B", "--format", "json").json["fitting"]
+    names = {row["name"] for row in rows}
+    assert {"qwen3-0.6b", "qwen3-1.7b", "qwen3-4b"} <= names
+    assert "qwen3-14b" not in names
+    assert all(row["stored_bytes"] < 5 * 2**30 for row in rows)
+    assert next(row["scheme"] for row in rows if row["name"] == "qwen3-4b") == "Q4_K_M"
+
+
 def test_a_gpu_with_a_limit_of_its_own_leaves_the_rest_to_the_host(run: Run) -> None:
     """GTT of Strix Halo: 112.5 of 128 GiB logged; what the host uses lies in the rest."""
     ran = run("estimate", *MODEL, "--gpu", "strix-halo", "--format", "json")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine import attention
-from engine.attention import AttentionPlan, TorchAttention
+from engine.attention import AttentionBackend, AttentionPlan
 from engine.kernels import torch_backend
 from tests.support.small_engines import engine_for
 
@@ -22,7 +22,7 @@ def test_only_the_seam_knows_which_kernels_run() -> None:
 
 def test_torch_runs_everything_and_plans_nothing() -> None:
     runner = engine_for("llama").runner
-    assert runner.backend == attention.load("auto", "cpu") == TorchAttention(torch_backend)
+    assert runner.backend == attention.load("auto", "cpu") == AttentionBackend(torch_backend)
     assert runner.plan == AttentionPlan((), None)
     assert not runner.backend.compiles
     assert runner.backend.supports_cache(torch.bfloat16, torch.float32)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import Engine
-from engine.adapters import NoAdapters
+from engine.adapters import Adapters
 from engine.draft_rules import SpeculativeConfig
 from engine.kernels import torch_backend
 from engine.layers import GroupedAttention, Linear, SummedLinear
@@ -144,7 +144,7 @@ def test_without_adapters_nothing_of_them_is_there() -> None:
     attention = engine.runner.model.layers[0].attention
     assert isinstance(attention, GroupedAttention)
     assert {type(attention.qkv_proj), type(attention.o_proj)} == {Linear, SummedLinear}
-    assert type(engine.runner.model.adapters) is NoAdapters
+    assert type(engine.runner.model.adapters) is Adapters
     assert engine.memory_report().lora == 0
 
 

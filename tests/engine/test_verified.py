@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import attention, cuda_graphs
-from engine.attention import TorchAttention
+from engine.attention import AttentionBackend
 from engine.kernels import torch_backend
 from engine.kernels.verified import Verified
 from kvplan.serve.metrics import ServerMetrics
@@ -51,7 +51,7 @@ def backend(**broken: Callable[..., Any]) -> ModuleType:
 
 def with_backend(monkeypatch: pytest.MonkeyPatch, **broken: Callable[..., Any]) -> None:
     """Engines get this backend, which is compiled when first launched."""
-    monkeypatch.setattr(attention, "load", lambda name, device: TorchAttention(backend(**broken), compiles=True))
+    monkeypatch.setattr(attention, "load", lambda name, device: AttentionBackend(backend(**broken), compiles=True))
 
 
 def tokens_of(engine: Any) -> list[list[int]]:

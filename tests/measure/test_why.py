@@ -552,3 +552,10 @@ def test_a_logged_compilation_config_is_read_as_its_user_wrote_it(logged: str, s
     diagnosis = diagnose(Form({"gpu": ["a100-80g"]}), lines)
     assert diagnosis.plan is not None
     assert diagnosis.plan.request.args.compilation_config == stated
+
+
+def test_a_tensor_that_a_gguf_file_lacks_is_no_matter_of_config_json(run: Run, tmp_path: Path) -> None:
+    """llama.cpp's src/llama-model-loader.cpp names the tensor; a GGUF file has no config.json."""
+    ran = why(run, tmp_path, "llama_model_load: error loading model: missing tensor 'blk.0.attn_q.weight'\n")
+    assert "newer build of the server" in ran.out
+    assert "config.json" not in ran.out

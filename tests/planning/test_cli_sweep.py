@@ -342,7 +342,7 @@ def test_the_remedies_for_thousands_separators_are_read(run: Run, words: tuple[s
         (("--gpu", "a100-80g,nosuch"), "gpu 'nosuch'"),
         (("--ctx", "8k,1M"), "--ctx 1,048,576: llama-3.1-8b supports up to 131,072 tokens"),
         (("--kv-cache-dtype", "auto,fp9"), "--kv-cache-dtype 'fp9' is unknown to kvplan; use one of auto, "),
-        (("--quantization", "none,awq"), "--quantization awq: llama-3.1-8b is not quantized"),
+        (("--quantization", "none,abc"), "--quantization abc: llama-3.1-8b is not quantized"),
         (("--dtype", "bfloat16,int8"), "--dtype 'int8' is not one that servers compute in"),
         (("--engine", "vllm,vllm@9.9"), "--engine vllm@9.9: kvplan supports vLLM"),
         (("--mean-tokens", "1k,200k"), "mean length 204,800 is beyond the context"),
@@ -427,3 +427,24 @@ def test_json_is_one_document_however_few_rows_there_are(run: Run) -> None:
     none = run("sweep", "llama-3.1-70b", "--gpu", "l40s", "--ctx", "4k", "--pareto", "--format", "json")
     assert json.loads(none.out)["rows"] == []
     assert json.loads(none.out)["short"] == 1
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8"])
+def test_a_quantization_is_sized_as_estimate_sizes_it(run: Run, method: str) -> None:
+    words = ("llama-3.1-8b", "--gpu", "l4", "--ctx", "8k", "--format", "json")
+    rows = run("sweep", *words, "--quant", "none,awq,gptq,fp8").json["rows"]
+    row = next(row for row in rows if row["quantization"] == method)
+    alone = run("estimate", *words, "--quant", method).json
+    assert (row["weights"], row["users"]) == (alone["memory"]["weights"], alone["concurrency"]["users"])
+
+
+def test_a_repository_with_a_file_type_is_swept(run: Run) -> None:
+    """A name that is no repository's, of files that llama-quantize makes of a model of the catalog."""
+    (row,) = run("sweep", "acme/Qwen3-8B-GGUF:Q8_0", "--gpu", "l4", "--ctx", "8k", "--format", "json").json["rows"]
+    assert (row["model"], row["file_type"], row["engine"].partition("@")[0]) == ("qwen3-8b", "Q8_0", "llama.cpp")
+
+
+@pytest.mark.parametrize("command", [("estimate",), ("recommend", "--users", "4")])
+def test_several_quantizations_are_for_a_sweep(run: Run, command: tuple[str, ...]) -> None:
+    ran = run(command[0], "llama-3.1-8b", *command[1:], "--gpu", "l4", "--ctx", "8k", "--quant", "awq,gptq")
+    assert refused(ran) == "--quant takes one method here ('awq,gptq'); `kvplan sweep` takes several"

@@ -91,3 +91,12 @@ def test_what_cannot_be_compared_is_refused_by_name(run: Run, words: tuple[str, 
     ran = run("recommend", "qwen3-8b", "--gpu", "rtx-4090", *words)
     assert ran.code == 2
     assert text in ran.err
+
+
+@pytest.mark.parametrize(("engine", "flag"), [("llama.cpp", "--ctx-size 24576"), ("ollama", "CONTEXT_LENGTH=8192 ")])
+def test_the_answer_counts_the_tokens_of_one_user(run: Run, engine: str, flag: str) -> None:
+    """llama-server's -c is of all slots; Ollama multiplies its own by the slots before it starts one."""
+    doc = offers(run, "llama-3.1-8b", "--users", "3", "--gpu", "l4", "--ctx", "8k", "--engine", engine)
+    assert doc["max_model_len"] == 8192
+    assert "3 users of llama-3.1-8b at 8,192 tokens each" in doc["answer"]
+    assert flag in doc["offers"][0]["command"]

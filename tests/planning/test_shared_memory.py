@@ -27,3 +27,17 @@ def test_a_server_of_one_machine_is_not_spread_over_two(name: str, run: Run) -> 
     assert result.code == 2
     assert "is one GPU with the host's memory" in result.errors[0]
     assert run(*words, "--tp", "1").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("--engine", "llamacpp", "-ngl", "99", "-ts", "3,1"), "on GPU 0"),
+        (("--pp", "2"), "on each GPU of stage 1"),
+        (("--tp", "2"), "on each GPU"),
+    ],
+)
+def test_a_shortage_names_the_gpus_that_lack_the_bytes(words: tuple[str, ...], where: str, run: Run) -> None:
+    """A tensor split of 3 to 1 puts three quarters of the layers on the first GPU; stage 1 of 2 has the larger half."""
+    answer = run("estimate", "llama-3.1-70b", "--ctx", "8k", "--gpu", "2xl4", *words).out.splitlines()[0]
+    assert answer.endswith(f" short {where}")

@@ -25,12 +25,11 @@ from kvplan.servers.words.arguments import (
     flag_words,
     flags_of,
     lacking,
-    own_names,
     spellings,
 )
-from kvplan.servers.words.standing import standings
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
+from tests.support.standings import own_names, standings
 
 TEXTS = {"context": "8192", "tokens": "4096", "count": "8", "bytes": "17179869184", "gib": "2", "fraction": "0.5",
          "ratio": "0.5", "text": "fp8", "limits": "image=2", "names": "o_proj,q_proj",

@@ -19,9 +19,9 @@ from kvplan.models import catalog, hf_config
 from kvplan.models.families import draft_names, eagle, mtp
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.base import terms_of
-from kvplan.servers.sglang import draft_names as sglang_names
 from kvplan.servers.words.arguments import EngineArgs
 from tests.conftest import check_golden
+from tests.support import draft_names_sglang as sglang_names
 
 FACTS = Path(__file__).parents[1] / "facts"
 

@@ -22,10 +22,10 @@ from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.vllm import command as vllm_command
 from kvplan.servers.vllm.arguments import OTHERS as VLLM_OTHERS
 from kvplan.servers.words.arguments import spellings
-from kvplan.servers.words.standing import orders, standings
 from tests.conftest import check_golden
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
+from tests.support.standings import orders, standings
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = [json.loads(line) for line in (ROOT / "tests/facts/server_arguments.jsonl").read_text("utf-8").splitlines()]

@@ -166,6 +166,17 @@ def test_autoscaling_starts_at_its_least_and_says_who_was_late(run: Run) -> None
         (("--replicas", "2", "--router", "random", "--jobs", "2", "--fail", "0@5s"), "depend on each other"),
         (("--replicas", "2", "--tier", "cpu=1GiB@1GB/s"), "--tier supports only one server"),
         (("--disaggregate", "1P2D"), "--disaggregate and --link must be used together"),
+        (
+            (
+                "--disaggregate",
+                "1P2D",
+                "--link",
+                "1GB/s",
+                "--speculative-config",
+                '{"method": "ngram", "num_speculative_tokens": 3}',
+            ),
+            "--disaggregate: drafts are not handed over; remove it, or the speculative decoding",
+        ),
         (("--disaggregate", "P2D", "--link", "1GB/s"), "--disaggregate 'P2D' is not understood"),
         (("--disaggregate", "1P2D", "--link", "50"), "--link '50' is not a speed"),
         (("--disaggregate", "1P2D", "--link", "1GB/s", "--replicas", "2"), "states the number of servers itself"),

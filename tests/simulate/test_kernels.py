@@ -22,8 +22,8 @@ from kvplan.simulate.host import Host
 from kvplan.simulate.kernels.choice import source_of
 from kvplan.simulate.kernels.layers import Exchange, Linear, form_of, layers
 from kvplan.simulate.kernels.library import Kernels, Shares
-from kvplan.simulate.kernels.roof import Experts, Heads
-from kvplan.simulate.kernels.step import KernelStep, kernel_step
+from kvplan.simulate.kernels.roof import IN_BLOCKS, Experts, Heads
+from kvplan.simulate.kernels.step import MODULES, KernelStep, kernel_step
 from kvplan.simulate.kernels.tables import Surface
 from kvplan.simulate.steptime import attention_kinds
 from kvplan.simulate.work import StepWork
@@ -130,6 +130,57 @@ def test_experts_are_a_kernel_of_their_own() -> None:
     """Mixtral-8x7B: 32 layers, 8 experts of 14,336, two of them for a token."""
     own = layers(planned("mixtral-8x7b", "b200", gpu_memory_utilization=0.95))
     assert own.experts == {("bfloat16", Experts(4096, 14_336, 2, 8, 1, 1)): 32}
+
+
+MINIMAX_M2 = 62, Experts(3072, 1536, 8, 256, 4, 1)  # layers, and the experts of one of four ranks
+
+
+def test_experts_in_whole_blocks_take_as_much_longer_as_was_measured() -> None:
+    """MiniMax-M2 on 4 H100, ten users, with DeepGEMM's experts and without: 32.21 and 16.39 ms per output token.
+
+    Source: vllm-project/recipes#112, 2025-11-06; four ranks as in #120. Nine in ten of the tables' kernels are within
+    10% of what was measured between their places.
+    """
+    kernels, (times, shape) = Kernels(gpu("h100-80g"), "vllm", Shares()), MINIMAX_M2
+    blocks, others = (kernels.experts(form, 10, shape) for form in (IN_BLOCKS, "fp8_block"))
+    assert times * (blocks - others) == pytest.approx(32.21e-3 - 16.39e-3, rel=0.1)
+
+
+def test_a_step_in_whole_blocks_hardly_grows_with_its_users() -> None:
+    """Qwen3-235B in blocks of fp8 under vLLM 0.12 on 2 H200: published are 55.8 ms with 4 users, 52.0 with 20."""
+    step = alone(planned("qwen3-235b-a22b-fp8", "h200", "vllm@0.12.0", tensor_parallel_size=2))
+    few, many = (sum(step.parts(users).values()) for users in (4, 20))
+    assert few < many < 1.05 * few
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu_name", "ranks", "form"),
+    [
+        ("vllm@0.11.0", "h100-80g", 4, "fp8_block"),  # Triton below 128 tokens
+        ("vllm@0.12", "h200", 2, IN_BLOCKS),
+        ("vllm@0.14", "b200", 2, IN_BLOCKS),
+        ("vllm@0.12", "h200", 8, "fp8_block"),  # Triton from eight ranks on
+        ("vllm@0.12", "rtx-pro-6000", 4, "fp8_block"),  # DeepGEMM has no kernels for it
+        ("vllm@0.15", "h200", 2, "fp8_block"),
+        ("sglang", "h200", 2, "fp8_block"),
+    ],
+)
+def test_experts_are_in_whole_blocks_where_the_release_takes_deep_gemm(
+    engine: str, gpu_name: str, ranks: int, form: str
+) -> None:
+    """Source: vLLM 0.11.0 and 0.12 to 0.15, fused_moe/triton_deep_gemm_moe.py and quantization/fp8.py."""
+    own = layers(planned("qwen3-235b-a22b-fp8", gpu_name, engine, tensor_parallel_size=ranks, max_model_len=512))
+    assert {stored for stored, _ in own.experts} == {form}
+
+
+@pytest.mark.parametrize(
+    ("server", "users", "measured"), [("sglang", 4, 0.068), ("sglang", 64, 0.089), ("vllm", 4, 0.172)]
+)
+def test_a_layer_measured_whole_is_the_servers_own(server: str, users: int, measured: float) -> None:
+    """GLM-5 on one of eight B200, fp8 KV cache, 1,025 tokens; vLLM's rows name the model otherwise than SGLang's."""
+    kernels = Kernels(gpu("b200"), server, Shares())
+    names = [tuple(f"dsa_generation/{model}/fp8/fp8_block" for model in MODULES["dsa"] if "GLM" in model)]
+    assert kernels.timed_first(names, (8,), users, 1025) == pytest.approx(measured / 1000, rel=0.02)
 
 
 def test_models_whose_layers_were_measured_whole_are_timed() -> None:

@@ -165,6 +165,9 @@ def test_ranks_that_share_nothing_serve_as_many_servers_do(run: Run) -> None:
     assert (alone["servers"], ranks["servers"]) == (2, 1)
     assert ranks["requests_per_s"] == alone["requests_per_s"]
     assert "--data-parallel-size 2" in ranks["command"]
+    table = run("tune", *MODEL, *LOAD, *SLO, *FIXED, *sizes, "--dp", "2").out
+    assert "Run 1 server of TP 1 x DP 2 with" in table.replace("\n", " ")
+    assert "running per rank" in table
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 The config is that of vLLM's row of the class (tests/facts/architectures.jsonl), or of the class that `of` names, with
 the keys in `changes` (null: without it), or the row's own `config`. `ranks` has the settings and pools on one H100
 and on two, those of two without the settings that are equal, both without those that are null or 0; or the server's
-`failed`. `why` says why there are none: the oracle plays no part of the server that it needs.
+`failed`. `weights` are the bytes of a rank's parameters in its class on torch's meta device, before anything is loaded
+or converted; without it the oracle cannot build the class. `why` says why there are no ranks: the oracle plays no part
+of the server that they need.
 """
 
 import json
@@ -15,6 +17,8 @@ from typing import Any
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.plans.weights import rank_weights
+from kvplan.servers.sglang.spread import spread
 from tests import oracles
 from tests.support import architectures
 
@@ -88,8 +92,19 @@ def stored(answers: list[Row]) -> list[Row]:
         resolved |= {name: 0 if name in ZERO else None for name in first if not answer["resolved"][name]}
         result = answer["results"][0]
         results = {name: result[name] for name in ANSWERS if result.get(name) is not None}
-        answered.append({"resolved": resolved, "results": results})
+        weights = {"weights": answer["weights"]["params"]} if "params" in answer["weights"] else {}
+        answered.append({"resolved": resolved, "results": results, **weights})
     return answered
+
+
+def weights_of(row: Row) -> list[tuple[int, int]]:
+    """(own bytes, the server's) of one rank, on one GPU and on two, where the server's are known."""
+    spec, pairs = spec_of(row), []
+    for ranks, answer in enumerate(row["ranks"], 1):
+        if "weights" in answer:
+            request = spread(oracles.sglang_request({"tp": ranks}, spec))
+            pairs.append((sum(rank_weights(request, 0).values()), answer["weights"]))
+    return pairs
 
 
 def outcome(row: Row) -> tuple[str, str]:

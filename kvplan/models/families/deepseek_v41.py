@@ -8,16 +8,7 @@ parameters (tests/facts/deepseek_v41.jsonl).
 from dataclasses import replace
 
 from kvplan.models.families import rope
-from kvplan.models.families.blocks import (
-    SpecDraft,
-    column,
-    correction_bias,
-    embedding,
-    final_norm,
-    norm,
-    vector,
-    whole,
-)
+from kvplan.models.families.blocks import SpecDraft, column, correction_bias, embedding, final_norm, norm, vector, whole
 from kvplan.models.families.config import Config
 from kvplan.models.families.deepseek_v4 import FLOAT32, attention, feed_forward, hyper_connections, picker
 from kvplan.models.families.qwen4_exp import is_prime

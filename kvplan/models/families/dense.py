@@ -49,12 +49,7 @@ class Traits:
 
 
 LLAMA = Traits()
-FOUR_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
+FOUR_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 GLM4 = Traits(
     o_bias=False,

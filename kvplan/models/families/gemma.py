@@ -30,12 +30,7 @@ GEMMA3N_DEFAULTS: dict[str, object] = {
 }  # fmt: skip
 # An image attends bidirectionally to itself, so one item must fit in one step (vLLM 0.33's default for these models).
 GEMMA4_ITEM = 2496
-FOUR_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
+FOUR_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
 def layer_types(config: Config, num_layers: int, every: int) -> list[bool]:

@@ -43,9 +43,14 @@ def context(gpu: GpuSpec) -> Estimate:
 
 
 def device(request: Request, taken: int) -> Device:
-    """The GPU with so many of its bytes in use when the server starts."""
+    """The GPU with so many of its bytes in use when the server starts.
+
+    One with a limit of its own leaves the rest of the memory to the host, and reads no buffer of the host's
+    (ggml-metal.cpp, `supports_buft`).
+    """
     gpu = request.gpu
-    return Device(gpu.total_memory, max(0, gpu.total_memory - taken), gpu.sm * 10, gpu.unified)
+    integrated = gpu.unified and not gpu.has_own_limit
+    return Device(gpu.total_memory, max(0, gpu.total_memory - taken), gpu.sm * 10, integrated)
 
 
 def model(request: Request) -> GGUFModel:
@@ -85,6 +90,8 @@ def check(request: Request) -> None:
     args, engine = request.args, request.release.engine
     own, title = flags_of(engine), terms_of(engine).title
     check_draft(request)
+    if request.spec.is_encoder:
+        raise UnsupportedModelError(request.spec.name, f"kvplan sizes no encoder on {title}", "use another --engine")
     for name, usual in DEFAULTS.items():
         value = getattr(args, name)
         if value != usual and name not in own and name not in BY_GPUS:

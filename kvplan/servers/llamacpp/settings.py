@@ -23,7 +23,7 @@ class Device:
     """A GPU as the server finds it: bytes that exist and bytes that are free.
 
     capability  compute capability times 100, as ggml writes it (8.9 -> 890)
-    integrated  True if its memory is the host's
+    integrated  True if its memory is the host's, without a limit of its own
     """
 
     total: int

@@ -3,13 +3,11 @@
 Source: llama.cpp at commit 0c1e57098, `llama_model_base::load_hparams` and the `load_arch_hparams` of each model.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from kvplan.core.errors import UnsupportedModelError
-from kvplan.models.ggml_types import tensor_bytes
 
 # Architectures with windowed layers -> layers of a period, the last of which is full (a period of 0: none is full).
 WINDOW_PERIODS: Final = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2, "olmo2": 4, "gemma4": 0, "lfm2": 0}
@@ -21,7 +19,6 @@ GO_BACK: Final = frozenset({"qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe
 HYBRIDS: Final = DELTA_NETS | {"nemotron_h", "nemotron_h_moe", "falcon-h1", "lfm2"}
 # What a model without this key has: llama.cpp's own defaults.
 GEMMA2_WINDOW: Final = 4096
-BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 
 
 class TensorLike(Protocol):
@@ -37,21 +34,6 @@ class TensorLike(Protocol):
     def nbytes(self) -> int: ...
     @property
     def layer(self) -> int | None: ...
-
-
-class FileTensor(NamedTuple):
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-
-    @property
-    def nbytes(self) -> int:
-        return tensor_bytes(self.kind, self.shape)
-
-    @property
-    def layer(self) -> int | None:
-        block = BLOCK.match(self.name)
-        return int(block[1]) if block else None
 
 
 class FileLike(Protocol):

@@ -69,6 +69,7 @@ Cause = Literal[
     "kernel_not_built",
     "fabric_manager",
     "checkpoint_shapes",
+    "file_tensors",
     "tokenizer_unknown",
     "probe_failed",
     "versions_differ",

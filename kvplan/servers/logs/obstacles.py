@@ -364,10 +364,14 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             Fix("use the config.json and the quantization that belong to the checkpoint (a bitsandbytes one needs "
                 "`--quantization bitsandbytes`), and a release that knows the model; download it again if it was "
                 "edited"),
-            Fix("of a GGUF file: use a newer build of the server, or a file that a newer converter made"),
         ),
+        SHAPES,
+    ),
+    Obstacle(
+        "file_tensors", "the file's tensors are not those that the server expects of its architecture",
+        "the file's tensors are not those that the server expects of its architecture",
+        (Fix("use a newer build of the server, or a file that a newer converter made; download it again if cut"),),
         (
-            *SHAPES,
             ("missing tensor ", _LOADER, "(?:llama|loading model)"),
             ("create_tensor: tensor ", _LOADER, "not found"),
             ("wrong number of tensors; expected", _LOADER),

@@ -406,6 +406,14 @@ class Place:
     available: tuple[int, int, int]
 
 
+class AllUsers(NamedTuple):
+    """Users of all replicas together, at both ends of the range and likely."""
+
+    low: int | None
+    likely: int
+    high: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Concurrency:
     """Number of requests that one replica serves concurrently; there are `replicas` of them.
@@ -441,6 +449,11 @@ class Concurrency:
     @property
     def users_high(self) -> int | None:
         return None if self.pool_high is None else min(self.pool_high, self.seqs_high)
+
+    @property
+    def all_users(self) -> AllUsers:
+        low, high = (None if end is None else end * self.replicas for end in (self.users_low, self.users_high))
+        return AllUsers(low, self.users * self.replicas, high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,8 @@ from typing import TYPE_CHECKING, Literal, assert_never
 
 from kvplan.core.records import dataclass
 from kvplan.core.units import MEMORY_PAGE
-from kvplan.models.spec import (
-    ChunkedAttention,
-    CompressedLatent,
-    CrossAttention,
-    FullAttention,
-    KeyIndex,
-    LatentAttention,
-    LayerCache,
-    ModelSpec,
-    RecurrentState,
-    SlidingWindow,
-    SparseIndexer,
-    WindowLatent,
-)
+from kvplan.models import spec as kinds
+from kvplan.models.spec import ModelSpec
 from kvplan.servers.releases import Version
 from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.layout import cdiv, state_bytes, token_bytes
@@ -171,7 +159,7 @@ class Paging:
     partition: tuple[int, ...] = ()
     conv_dtype: str | None = None
 
-    def state_bytes(self, state: RecurrentState) -> int:
+    def state_bytes(self, state: kinds.RecurrentState) -> int:
         """Bytes of one sequence's state in one layer of a rank."""
         return state_bytes(
             state,
@@ -184,7 +172,7 @@ class Paging:
 
 
 def attention_spec(
-    cache: LayerCache, block: int, dtype: str, tp: int, *, flat: bool, encoder: int, model_type: str
+    cache: kinds.LayerCache, block: int, dtype: str, tp: int, *, flat: bool, encoder: int, model_type: str
 ) -> KVSpec:
     """Spec of a cache that grows with the tokens; `dtype` is this layer's.
 
@@ -192,27 +180,27 @@ def attention_spec(
     """
     page = block * token_bytes(cache, dtype, tp)
     match cache:
-        case FullAttention(heads, k, v):
+        case kinds.FullAttention(heads, k, v):
             return KVSpec("full", block, page, shape=(heads, k, v, dtype))
-        case SlidingWindow(heads, k, v, window):
+        case kinds.SlidingWindow(heads, k, v, window):
             if flat:
                 return KVSpec("full", block, page, shape=(heads, k, v, dtype))
             # Cohere 2 attends to the current token in addition to its window.
             bound = window + 1 if model_type == "cohere2" else window
             return KVSpec("sliding", block, page, bound, shape=(heads, k, v, dtype))
-        case ChunkedAttention(heads, k, v, chunk):
+        case kinds.ChunkedAttention(heads, k, v, chunk):
             if flat:
                 return KVSpec("full", block, page, shape=(heads, k, v, dtype))
             return KVSpec("chunked", block, page, chunk, shape=(heads, k, v, dtype))
-        case LatentAttention(latent, rope):
+        case kinds.LatentAttention(latent, rope):
             return KVSpec("latent", block, page, shape=(latent, rope, dtype))
-        case SparseIndexer(dim):
+        case kinds.SparseIndexer(dim):
             return KVSpec("latent", block, page, shape=("indexer", dim))
-        case KeyIndex(dim):
+        case kinds.KeyIndex(dim):
             return KVSpec("full", block, page, shape=("index keys", dim))
-        case CrossAttention(heads, k, v):
+        case kinds.CrossAttention(heads, k, v):
             return KVSpec("cross", block, page, blocks=cdiv(encoder, block), shape=(heads, k, v, dtype))
-        case RecurrentState() | WindowLatent() | CompressedLatent():
+        case kinds.RecurrentState() | kinds.WindowLatent() | kinds.CompressedLatent():
             raise AssertionError("states and DeepSeek-V4 caches have pages of their own")
         case _:
             assert_never(cache)
@@ -242,7 +230,7 @@ def rates(spec: ModelSpec, how: Paging, stage: int) -> tuple[int, int]:
     per_token = states = 0
     for i in stage_layers(spec.num_layers, how.pp, rest_last=how.rest_last, partition=how.partition)[stage]:
         for cache in spec.layers[i]:
-            if isinstance(cache, RecurrentState):
+            if isinstance(cache, kinds.RecurrentState):
                 states += how.state_bytes(cache)
             else:
                 per_token += token_bytes(cache, dtypes[i], how.tp)

@@ -20,18 +20,7 @@ from kvplan.models.quant import is_odd
 from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
 from kvplan.servers.plans.plan import Refusal, Request, smaller, unsupported
 from kvplan.servers.plans.weights import weight_layout
-from kvplan.sizing.weights import (
-    ONLINE,
-    Layout,
-    equals,
-    is_built,
-    layers_on,
-    local_shape,
-    on_stage,
-    ranks_of,
-    repeats_groups,
-    scheme_for,
-)
+from kvplan.sizing import weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,19 +193,19 @@ def refusal(request: Request, path: Path, dtype: str, unchecked: frozenset[str] 
     return None
 
 
-def stored_weights(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int | None, Weight]]:
+def stored_weights(spec: ModelSpec, layout: weights.Layout) -> Iterator[tuple[int | None, Weight]]:
     """The weights on one stage's rank, those of layers that are alike once, with the layer's number."""
-    yield from ((None, weight) for weight in spec.other_weights if on_stage(weight.place, layout))
-    first = equals(spec, layout.online)
-    for index in sorted({first[index] for index in layers_on(spec, layout)}):
+    yield from ((None, weight) for weight in spec.other_weights if weights.on_stage(weight.place, layout))
+    first = weights.equals(spec, layout.online)
+    for index in sorted({first[index] for index in weights.layers_on(spec, layout)}):
         yield from ((spec.first_layer + index, weight) for weight in spec.layer_weights[index])
 
 
 def created_as(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
     """The scheme a layer is created for: a --quantization while loading reaches towers, too, whose size it leaves."""
-    if weight.serves and weight.quantizable and online in ONLINE and not is_odd(spec.config):
-        return ONLINE[online]
-    return scheme_for(spec, weight, layer, online)
+    if weight.serves and weight.quantizable and online in weights.ONLINE and not is_odd(spec.config):
+        return weights.ONLINE[online]
+    return weights.scheme_for(spec, weight, layer, online)
 
 
 def key_of(spec: ModelSpec, scheme: Scheme | None, online: str | None) -> str:
@@ -286,17 +275,17 @@ class Shard:
         return self.inputs * self.ranks if self.by_inputs else self.inputs
 
 
-def shard_of(weight: Weight, layout: Layout) -> Shard:
-    ranks = ranks_of(weight, layout)
+def shard_of(weight: Weight, layout: weights.Layout) -> Shard:
+    ranks = weights.ranks_of(weight, layout)
     if weight.even and weight.even % ranks:
         ranks = 1
-    inputs, parts = local_shape(weight, ranks)
+    inputs, parts = weights.local_shape(weight, ranks)
     return Shard((parts[0],) if weight.experts else tuple(parts), inputs, ranks, weight.split == "inputs")
 
 
-def shape_refusal(weight: Weight, layout: Layout, entry: Entry, dtype: str, sm: int) -> str | None:
+def shape_refusal(weight: Weight, layout: weights.Layout, entry: Entry, dtype: str, sm: int) -> str | None:
     """Why a weight's shape on a rank is refused, or None."""
-    if not is_built(weight, layout) or (weight.experts and weight.split != "outputs"):
+    if not weights.is_built(weight, layout) or (weight.experts and weight.split != "outputs"):
         return None  # the last projection of experts was asked with those before it
     shard = shard_of(weight, layout)
     kind = kind_of(weight, layout, shard.ranks)
@@ -315,14 +304,14 @@ def takes(rule: Rule, shard: Shard) -> bool:
     return not holds or rule.if_whole.suit(shard.outputs, shard.inputs)
 
 
-def kind_of(weight: Weight, layout: Layout, ranks: int) -> str:
+def kind_of(weight: Weight, layout: weights.Layout, ranks: int) -> str:
     """The table's word for a kind of layer; sharded ones have an `s`."""
     if weight.experts:
         spread = "/spread" if layout.ep > 1 else ""
         return f"experts/{activation(weight)}{spread}"
     if weight.split == "none":
         return "whole"
-    is_fused = len(weight.parts) > 1 and not repeats_groups(weight, ranks)
+    is_fused = len(weight.parts) > 1 and not weights.repeats_groups(weight, ranks)
     kind = "row" if weight.split == "inputs" else "fused" if is_fused else "column"
     return f"{kind}s" if ranks > 1 else kind
 

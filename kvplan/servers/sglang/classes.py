@@ -26,6 +26,9 @@ class ModelClass:
 
     absent: bool = False  # no release has it, nor does Transformers run it in its place
     unmodeled: str = ""  # what its pool keeps, if kvplan does not size that
+    fails: str = ""  # why it builds no model
+    needs: str = ""  # a key of the language model's config without which it builds none
+    refuses: str = ""  # one that must not be set
     stages: bool = True  # it passes hidden states on, so that pipeline stages start
     window_pool: bool = False  # for its sliding-window layers; else they keep all tokens (is_hybrid_swa_model)
     whole_windows: bool = False  # else they count less the current token: 127 of 128
@@ -87,7 +90,8 @@ class ModelType:
     everywhere: Literal["", "lm_head", "embedding", "all"] = ""
     # "whole": on each rank, with a shard as the last stage's head; "whole by rank": with DP attention.
     embedding: Literal["", "whole", "whole by rank"] = ""
-    head: Literal["", "wide", "twice"] = ""  # in float32, and so a table used for both; apart although tied
+    # In float32, and so a table used for both; apart although tied; two of them unless tied.
+    head: Literal["", "wide", "twice", "doubled"] = ""
     dp_attention: bool | None = None  # whether its class supports it, compared with its parameters
     dp_heads: tuple[str | None, ...] = ()  # quantization of checkpoints whose head was compared with it
     offload: bool | None = None  # whether its layers are built with make_layers, compared; else nothing is offloaded
@@ -113,10 +117,17 @@ CLASSES: Final[Mapping[str, ModelClass]] = {
         "Starcoder2ForCausalLM", "VoxtralForConditionalGeneration", "XverseForCausalLM", "XverseMoeForCausalLM"
     ), ModelClass(stages=False)),
     **dict.fromkeys(("ChatGLMForConditionalGeneration", "NemotronHModel", "Qwen2_5OmniModel"), ModelClass(absent=True)),
+    **dict.fromkeys(("MuseSparkForConditionalGeneration", "PaddleOCRVLForConditionalGeneration"),
+        ModelClass(captured_with_images=True)),
+    "Cohere2VisionForConditionalGeneration": ModelClass(needs="num_experts", captured_with_images=True),
+    "InternS1ProForConditionalGeneration": ModelClass(fails="its layers take no start_layer, which it passes on"),
+    "K2HorizonForCausalLM": ModelClass(refuses="query_key_norm"),
     **dict.fromkeys((
-        "Cohere2VisionForConditionalGeneration", "MuseSparkForConditionalGeneration",
-        "PaddleOCRVLForConditionalGeneration"
-    ), ModelClass(captured_with_images=True)),
+        "TransformersMultiModalEmbeddingModel", "TransformersMultiModalForCausalLM",
+        "TransformersMultiModalForSequenceClassification", "TransformersMultiModalMoEEmbeddingModel",
+        "TransformersMultiModalMoEForCausalLM", "TransformersMultiModalMoEForSequenceClassification"
+    ), ModelClass(unmodeled="a model with Transformers' own tower")),
+    **dict.fromkeys(("LlavaVidForCausalLM", "YiVLForCausalLM"), ModelClass(unmodeled="a model in LLaVA's own layout")),
     **dict.fromkeys(("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
         ModelClass(captured_with_images=True, page=128, blackwell="fa4", chosen_alone=True)),
     **dict.fromkeys(("DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM"),
@@ -212,12 +223,13 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "deepseek_v3": ModelType(stages=True, dp_attention=True, dp_heads=("fp8",), adapters=True, offload=True,
         experts_apart=True),
     "deepseek_v32": ModelType(stages=True, dp_attention=True, adapters=True),
+    "dots_ocr": ModelType(head="doubled"),
     "falcon_h1": ModelType(head="wide"),
     "gemma2": ModelType(dp_attention=False, adapters=True, no_head=True, offload=True),
     "gemma3": ModelType(embedding="whole", offload=True, tower="split", tower_size=(12, 768)),
     "gemma3_text": ModelType(tied_inside=True, rope_per_kind=True, embedding="whole", adapters=True),
-    "gemma3n": ModelType(tower_size=(24, 2048)),
-    "gemma3n_text": ModelType(rope_per_kind=True, shares_caches=True),
+    "gemma3n": ModelType(embedding="whole", tower_size=(24, 2048)),
+    "gemma3n_text": ModelType(embedding="whole", rope_per_kind=True, shares_caches=True),
     "gemma4": ModelType(stages=True, embedding="whole", dp_attention=False, tower="split", tower_size=(16, 768),
         tower_place="first"),
     "gemma4_text": ModelType(window_pool=True, tied_inside=True, shares_caches=True),
@@ -240,7 +252,9 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "kimi_vl": ModelType(tower="by data"),
     "iquestloopcoder": ModelType(loops="loop_num"),
     "laguna": ModelType(window_pool=True, stages=True),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), ModelType(head="twice")),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl"), ModelType(head="twice")),
+    "glmasr": ModelType(head="twice", tower_place="whole"),
+    "unlimited-ocr": ModelType(tower_place="whole"),
     **dict.fromkeys(("llama", "mixtral", "phi3"),
         ModelType(stages=True, everywhere="lm_head", dp_attention=False, adapters=True, offload=True)),
     "llama4": ModelType(dp_attention=True, offload=True, tower="split", tower_size=(34, 768), tower_place="on request"),
@@ -324,7 +338,9 @@ def standing(request: Request) -> Refusal | str:
 def unread(spec: ModelSpec) -> Refusal | None:
     """Return a refusal of a config that SGLang's class of it does not read."""
     text, row = text_of(spec.config), class_of(spec)
-    for needed, values in ((type_of(spec).needs, text), (outer_of(spec).needs, spec.config)):
+    if row.fails or (row.refuses and text.get(row.refuses)):
+        return unsupported(f"its {spec.architecture} builds no model: {row.fails or f'{row.refuses} is set'}")
+    for needed, values in ((row.needs, text), (type_of(spec).needs, text), (outer_of(spec).needs, spec.config)):
         if needed and not values.get(needed):
             return unsupported(f"its class of {outer_type(spec)} reads {needed}, which the config lacks")
     listed = text.get("layers_block_type") if row.layer_names else ()

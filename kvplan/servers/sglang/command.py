@@ -34,6 +34,7 @@ from kvplan.servers.words.command import (
     take_other,
     take_unknown,
 )
+from kvplan.servers.words.shell import framework_note, framework_server
 
 starts = Starts(
     ("python", "-m", "sglang.launch_server"), "model_path", False, ("Engine", ("sgl", "sglang")), {}, ("sgl-dev",),
@@ -69,10 +70,12 @@ def start(words: list[str]) -> Started | None:
     """Words after the server's name, or None if a command does not start SGLang."""
     for index, word in enumerate(words):
         following = words[index + 1 :]
-        as_module = word == "-m" and following[:1] == ["sglang.launch_server"]
+        module = following[0] if word == "-m" and following else ""
+        as_module = module == "sglang.launch_server" or framework_server(module) == "sglang"
         if as_module or (word.rpartition("/")[2] == "sglang" and following[:1] == ["serve"]):
             image = images.of_words("sglang", words[:index])
-            return Started(following[1:], image.label, notes=() if image.note is None else (image.note,))
+            notes = (*framework_note(module), *filter(None, (image.note,)))
+            return Started(following[1:], image.label, notes=notes)
     return None
 
 

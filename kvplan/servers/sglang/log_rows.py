@@ -15,14 +15,7 @@ from kvplan.servers.plans.plan import Kind, Plan, Request
 from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.sglang import offload
 from kvplan.servers.sglang import pool as sglang_pool
-from kvplan.servers.sglang.log_pools import (
-    KVPool,
-    first_of,
-    pool_tokens,
-    ranks_by_stage,
-    smallest_pool,
-    states,
-)
+from kvplan.servers.sglang.log_pools import KVPool, first_of, pool_tokens, ranks_by_stage, smallest_pool, states
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.sglang.spread import spread
 from kvplan.sizing.allocator import weights_reserved

@@ -198,6 +198,12 @@ def size(request: Request) -> Sized:
         *replica_notes(args, replicas, ranks),
         *several_nodes.notes(request),
         *short_pool_notes(pool, settings, pages if refusal is None else 0),
+        *(
+            f"a request of {capacity.max_model_len:,} tokens takes {capacity.blocks_per_request:,} blocks while its "
+            f"prompt is computed (windows keep a chunk), {blocks:,} while it decodes"
+            for blocks in [pool.allocated_blocks(capacity.max_model_len)]
+            if blocks < capacity.blocks_per_request
+        ),
     ]
     prefix = [] if slots else cache_notes(request.load, settings, pool)  # states are found where chunks ended
     return Sized(

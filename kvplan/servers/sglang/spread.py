@@ -7,22 +7,23 @@ that pass hidden states on.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from fnmatch import fnmatchcase
+from functools import lru_cache, partial
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families.blocks import VOCAB_PAD
-from kvplan.models.spec import ModelSpec, Place, Weight
+from kvplan.models.spec import ModelSpec, Part, Place, Weight
 from kvplan.servers.plans.plan import Request
 from kvplan.servers.releases import Version
-from kvplan.servers.sglang.classes import NO_TYPE, TYPES, ModelType, class_of, outer_of, outer_type
+from kvplan.servers.sglang.classes import NO_TYPE, TYPES, ModelType, class_of, outer_of, outer_type, type_of
 from kvplan.servers.sglang.models import takes_images
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import up
 
 PER_LAYER: Final = "model.embed_tokens_per_layer"
 
-WeightChange = Callable[[Weight], Weight]
+WeightChange = Callable[[Weight], Weight | tuple[Weight, ...]]
 
 
 def _whole(weight: Weight) -> Weight:
@@ -46,9 +47,30 @@ def _table(weight: Weight) -> Weight:
     return replace(weight, split="outputs", pad_rows=VOCAB_PAD, place=Place.FIRST)
 
 
+def _with_packed(weight: Weight) -> tuple[Weight, ...]:
+    """A second table, of the positions of packed patches."""
+    return weight, replace(weight, name="visual.packing_position_embedding", parts=(Part(32768),))
+
+
 def _narrow(weight: Weight) -> Weight:
     """In the model's dtype, where vLLM has it in float32."""
     return replace(weight, dtype=None)
+
+
+def _wide(weight: Weight) -> Weight:
+    return replace(weight, dtype="float32")
+
+
+def _index_key(weight: Weight, dtype: str | None = None) -> tuple[Weight, ...]:
+    """An index's key projection apart from its heads' weights, and quantized, where vLLM has one layer."""
+    key = replace(weight, name="self_attn.indexer.wk", parts=weight.parts[:1], quantizable=True)
+    return key, replace(weight, name="self_attn.indexer.weights_proj", parts=weight.parts[1:], dtype=dtype)
+
+
+def _wide_bias(weight: Weight) -> tuple[Weight, ...]:
+    """Experts with biases in float32."""
+    bias = replace(weight, name=f"{weight.name}_bias", inputs=1, quantizable=False, bias=False, dtype="float32")
+    return replace(weight, bias=False), replace(bias, split=weight.split if weight.split == "outputs" else "none")
 
 
 EIGHT: Final = 8  # inner widths are padded to multiples of this
@@ -63,7 +85,40 @@ def _padded_inputs(weight: Weight) -> Weight:
 
 
 POSITIONS: Final[Mapping[str, WeightChange]] = {"visual.pos_embed": _table}
-MERGER: Final[Mapping[str, WeightChange]] = {"visual.merger.proj": _whole}
+PROJECTOR: Final[Mapping[str, WeightChange]] = {"multi_modal_projector.": _whole}
+MERGER: Final[Mapping[str, WeightChange]] = {
+    "visual.merger.proj": _whole, "visual.merger.post_projection_norm": _wide,
+}  # fmt: skip
+# Weights that a class keeps in another dtype or shape than vLLM's, by model_type and name.
+TEXTS: Final[Mapping[str, Mapping[str, WeightChange]]] = {
+    "afmoe": {"mlp.gate": _narrow},
+    "deepseek_v32": {"self_attn.indexer.wk_weights_proj": _index_key},
+    "ernie4_5_moe": {"mlp.gate": _narrow, "mlp.gate.e_score_correction_bias": _narrow},
+    "glm_moe_dsa": {"self_attn.indexer.wk_weights_proj": _index_key},
+    "glm5_next_text": {"self_attn.indexer.wk_weights_proj": partial(_index_key, dtype="float32")},
+    "gemma3n_text": {"model.altup_*": _columns, "model.per_layer_model_projection": _columns},
+    "kimi_linear": {"mlp.gate.e_score_correction_bias": _narrow, "block_sparse_moe.experts.*": _biased},
+    "minimax_m3": {"mlp.gate": _narrow},
+    "gpt_oss": {"mlp.experts.w13": _wide_bias, "mlp.experts.w2": _wide_bias},
+    "laguna": {"mlp.gate": _wide},
+}
+HIDDEN: Final = -1
+# Layers on every rank that pooling classes have in place of an output head: their outputs (0: the config's labels).
+SCORES: Final[Mapping[str, tuple[int, ...]]] = {
+    **dict.fromkeys((
+        "EmbeddingGemmaModel", "Lfm2BidirectionalModel", "LlamaEmbeddingModel", "MistralModel", "Qwen3Model",
+        "TransformersEmbeddingModel", "TransformersForSequenceClassification", "TransformersMoEEmbeddingModel",
+        "TransformersMoEForSequenceClassification"
+    ), ()),
+    **dict.fromkeys((
+        "Gemma2ForSequenceClassification", "LlamaForSequenceClassification", "Qwen2ForSequenceClassification",
+        "Qwen3ForSequenceClassification"
+    ), (0,)),
+    "InternLM2ForRewardModel": (1,),
+    "LlamaForSequenceClassificationWithNormal_Weights": (0, HIDDEN, HIDDEN),
+    **dict.fromkeys(("Qwen2ForRewardModel", "Qwen3ForRewardModel"), (HIDDEN, 1)),
+}  # fmt: skip
+BIASED: Final = ("Qwen2", "Qwen3")
 # Parts of a tower that are sharded differently than in vLLM, by name prefix.
 TOWERS: Final[Mapping[str, Mapping[str, WeightChange]]] = {
     "gemma3": {"vision_tower.position_embedding": _table},
@@ -77,14 +132,24 @@ TOWERS: Final[Mapping[str, Mapping[str, WeightChange]]] = {
         "audio_tower.layers.lconv1d.conv_norm": _columns, "audio_tower.layers.lconv1d.linear_end": _rows,
         "audio_tower.output_proj": _rows,
     },
+    "dots_ocr": {"vision_tower.layers.mlp.": _whole, "vision_tower.merger.": _whole},
     "kimi_k25": {"vision_tower.layers.mlp.": _whole},
-    "llama4": {"multi_modal_projector.": _whole},
-    "mistral3": {"multi_modal_projector.": _whole},
+    "kimi_k3": {"vision_tower.encoder.": _whole},
+    "lfm2_vl": {"mlp.1": _columns, "mlp.2": _rows},
+    "muse_glimmer": {
+        "vision_tower.layers.mlp.up": _columns, "vision_tower.layers.mlp.down": _rows,
+        "vision_adapter.c_fc": _columns, "vision_adapter.c_proj": _rows,
+    },
+    **dict.fromkeys(("lightonocr", "llama4", "mistral3"), PROJECTOR),
     "mllama": {"vision_model.patch_embedding": _columns, "vision_tower.layers.attn.": _biased},
+    "paddleocr_vl": {"vision_tower.position_embedding": _with_packed},
     "qwen2_5_vl": {"vision_tower.layers.mlp.up": _padded_outputs, "vision_tower.layers.mlp.down": _padded_inputs},
     "voxtral": {"audio_tower.embed_positions": _narrow},
-    **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), MERGER),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe"), POSITIONS),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm5_next", "glm_ocr"), MERGER),
+    **dict.fromkeys((
+        "cosmos3_omni", "interns2_mobius", "intern_s2_preview", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe",
+        "qwen3_vl", "qwen3_vl_moe",
+    ), POSITIONS),
 }  # fmt: skip
 
 
@@ -137,26 +202,75 @@ def _whole_embedding(spec: ModelSpec) -> ModelSpec:
 @lru_cache(maxsize=256)
 def _spread(spec: ModelSpec, stages: int, sees: bool) -> ModelSpec:
     kind, row = outer_type(spec), outer_of(spec)
+    changes = TEXTS.get(spec.model_type, {})
+    loads = not class_of(spec).text_only and (sees or row.tower_place != "on request")
     changed: dict[int, tuple[Weight, ...]] = {}  # the layers of a tower are one object each, and must stay so
     for weight in spec.other_weights:
-        if id(weight) not in changed:
-            changed[id(weight)] = (
-                (_of_tower(weight, kind, sees=sees),) if weight.serves else _of_text(weight, row, spec.tied, stages)
-            )
-    return replace(spec, other_weights=tuple(part for weight in spec.other_weights for part in changed[id(weight)]))
+        if id(weight) not in changed and weight.serves:
+            changed[id(weight)] = _of_tower(weight, kind, loads=loads)
+        elif id(weight) not in changed:
+            placed = _of_text(weight, row, spec.tied, stages)
+            changed[id(weight)] = tuple(part for own in placed for part in _parts(changes, own))
+    others = tuple(part for weight in spec.other_weights for part in changed[id(weight)])
+    if spec.architecture in SCORES:
+        kept = (weight for weight in others if weight.group != "lm_head" and weight.name != "lm_head")
+        others = (*kept, *_scores(spec))
+    return replace(spec, other_weights=others, layer_weights=_layers(spec))
 
 
-def _of_tower(weight: Weight, kind: str, *, sees: bool) -> Weight:
+def _scores(spec: ModelSpec) -> tuple[Weight, ...]:
+    from kvplan.models.families.config import Config
+    from kvplan.models.families.encoders import labels  # only classifiers need it
+
+    sizes = {0: labels(Config(spec.config, spec.source)), HIDDEN: spec.hidden_size}
+    biased = spec.architecture.startswith(BIASED)
+    return tuple(
+        Weight("score", "lm_head", spec.hidden_size, (Part(sizes.get(count, count)),), bias=biased, place=Place.LAST)
+        for count in SCORES[spec.architecture]
+    )
+
+
+def _layers(spec: ModelSpec) -> tuple[tuple[Weight, ...], ...]:
+    """The weights of each layer; equal layers stay one object."""
+    changes = TEXTS.get(spec.model_type)
+    if spec.model_type == "gpt_oss" and spec.quantization is not None:  # MXFP4's method has them in the model's dtype
+        changes = None
+    if changes is None and not type_of(spec).shares_caches:
+        return spec.layer_weights
+    seen: dict[int, tuple[Weight, ...]] = {}
+    projections: dict[object, tuple[Weight, ...]] = {}  # of the last layer with keys of its own, by its queries
+    layers = []
+    for weights in spec.layer_weights:
+        if id(weights) not in seen:
+            seen[id(weights)] = tuple(part for own in weights for part in _parts(changes or {}, own))
+            for weight in weights:
+                if weight.name in KEYS:
+                    projections[weight.parts[0]] = tuple(own for own in weights if own.name in KEYS)
+                elif weight.name == "self_attn.q_proj" and weight.parts[0] in projections:  # it projects keys, too
+                    kept = tuple(own for own in weights if own is not weight)
+                    seen[id(weights)] = projections[weight.parts[0]] + kept
+        layers.append(seen[id(weights)])
+    return tuple(layers)
+
+
+KEYS: Final = ("self_attn.qkv_proj", "self_attn.qk_proj", "self_attn.v_slice", "self_attn.k_norm")
+
+
+def _parts(changes: Mapping[str, WeightChange], weight: Weight) -> tuple[Weight, ...]:
+    change = next((change for name, change in changes.items() if fnmatchcase(weight.name, name)), None)
+    parts = weight if change is None else change(weight)
+    return parts if isinstance(parts, tuple) else (parts,)
+
+
+def _of_tower(weight: Weight, kind: str, *, loads: bool) -> tuple[Weight, ...]:
     where = TYPES.get(kind, NO_TYPE).tower_place
-    if where == "on request" and not sees:
-        return replace(weight, is_loaded=False)
+    if not loads:
+        return (replace(weight, is_loaded=False),)
     place = Place.FIRST if where == "first" else Place.EVERY
     weight = replace(weight, place=place, is_loaded=weight.is_loaded or where == "whole")
     if where == "whole":
-        return _whole(weight)
-    return next(
-        (change(weight) for name, change in TOWERS.get(kind, {}).items() if weight.name.startswith(name)), weight
-    )
+        return (_whole(weight),)
+    return _parts({f"{name}*": change for name, change in TOWERS.get(kind, {}).items()}, weight)
 
 
 def _of_text(weight: Weight, row: ModelType, tied: bool, stages: int) -> tuple[Weight, ...]:
@@ -173,6 +287,8 @@ def _of_text(weight: Weight, row: ModelType, tied: bool, stages: int) -> tuple[W
             return (table, replace(weight, place=Place.LAST)) if tied and stages > 1 else (table,)
         case "embedding" if row.head == "twice" and tied:
             return (weight, replace(weight, name="lm_head"))
+        case "lm_head" if row.head == "doubled":
+            return (weight, replace(weight, name="language_model.lm_head"))
         case "embedding":
             return (replace(weight, place=Place.FIRST_AND_LAST if tied else Place.FIRST),)
         case _:

@@ -57,7 +57,6 @@ OTHERS: Final[Mapping[str, tuple[Number, Number]]] = {
 }  # fmt: skip
 V1_SUFFIX: Final = "_VLLM_V1"  # suffix of V1's backends until 0.10
 ONLY_V1: Final = ("TRITON_ATTN",)  # had no name without it then
-FLAG: Final = "--attention-backend"
 
 
 def plain_name(name: str, release: Version) -> str:

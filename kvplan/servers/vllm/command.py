@@ -34,7 +34,7 @@ from kvplan.servers.words.command import (
 )
 from kvplan.servers.words.environment import CONTAINERS
 from kvplan.servers.words.item_limits import limits, limits_of
-from kvplan.servers.words.shell import is_shell, names_server
+from kvplan.servers.words.shell import framework_note, is_shell, names_server
 from kvplan.servers.words.speculative_config import parse_config
 from kvplan.sizing.layout import check_kv_dtype
 
@@ -130,8 +130,8 @@ def start(words: list[str]) -> Started | None:
             if following[1] not in ("throughput", "latency"):
                 break
             return Started(following[2:], args={"usage": "offline"})
-        if word == "-m" and following and following[0].startswith("vllm.entrypoints."):
-            return started(following[1:], words[:index])
+        if word == "-m" and following[:1] and re.fullmatch(r"vllm\.entrypoints\..*|\w+\.vllm", following[0]):
+            return started(following[1:], words[:index], framework_note(following[0]))
     if names_server(words):  # another server's
         return None
     containers = [index for index, word in enumerate(words) if word.rpartition("/")[2] in CONTAINERS]
@@ -144,10 +144,10 @@ def start(words: list[str]) -> Started | None:
     return None
 
 
-def started(words: list[str], front: list[str]) -> Started:
+def started(words: list[str], front: list[str], notes: tuple[str, ...] = ()) -> Started:
     """Return the started server; an image in the preceding words implies its release."""
     image = images.of_words("vllm", front)
-    return Started(words, image.label, notes=() if image.note is None else (image.note,))
+    return Started(words, image.label, notes=notes if image.note is None else (*notes, image.note))
 
 
 def after_image(words: list[str], image: str) -> Started:

@@ -3,22 +3,9 @@
 import re
 from typing import Any, Final
 
+from kvplan.core import units
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import (
-    AUTO,
-    GIB,
-    MIB,
-    parse_context,
-    parse_count,
-    parse_fraction,
-    parse_int_vllm,
-    parse_ratio,
-    parse_size,
-    parse_tokens,
-    parse_tokens_vllm,
-    plural,
-)
 from kvplan.servers.words.arguments import ARGUMENTS
 from kvplan.servers.words.item_limits import limits
 
@@ -36,22 +23,23 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
         return None
     match argument.kind:
         case "context":
-            context = parse_context(text, option, vllm=vllm)
-            return "auto" if context is AUTO else context
+            context = units.parse_context(text, option, vllm=vllm)
+            return "auto" if context is units.AUTO else context
         case "tokens":
-            return parse_tokens_vllm(text, option) if vllm else parse_tokens(text, option)
+            return units.parse_tokens_vllm(text, option) if vllm else units.parse_tokens(text, option)
         case "count":
-            return parse_count(text, option, argument.largest, least=argument.least)
+            return units.parse_count(text, option, argument.largest, least=argument.least)
         case "bytes":
             return stated_bytes(
-                parse_int_vllm(text, option) if vllm or is_vllm_size(text) else parse_size(text, option), option
+                units.parse_int_vllm(text, option) if vllm or is_vllm_size(text) else units.parse_size(text, option),
+                option,
             )
         case "gib":
             return gib(text, option)
         case "fraction":
-            return parse_fraction(text, option)
+            return units.parse_fraction(text, option)
         case "ratio":
-            return parse_ratio(text, option)
+            return units.parse_ratio(text, option)
         case "flag":
             return switch(text, option)
         case "choice":
@@ -89,8 +77,10 @@ def is_vllm_size(text: str) -> bool:
 
 def stated_bytes(size: int, option: str) -> int:
     """Parse the size of weights or a KV pool; reject a bare "16", which more likely means 16 GB."""
-    if size < MIB:
-        raise UsageError(option, f"is implausibly small ({plural(size, 'byte')})", "write the unit, for example 16GiB")
+    if size < units.MIB:
+        raise UsageError(
+            option, f"is implausibly small ({units.plural(size, 'byte')})", "write the unit, for example 16GiB"
+        )
     return size
 
 
@@ -111,8 +101,8 @@ def switch(text: str, option: str) -> bool:
 def gib(text: str, option: str) -> int:
     """Parse GiB as vLLM's --kv-offloading-size takes it and return bytes; a size with a unit is accepted too."""
     if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text):
-        return int(float(text) * GIB)
-    return parse_size(text, option)
+        return int(float(text) * units.GIB)
+    return units.parse_size(text, option)
 
 
 MOST_JSON: Final = 20_000  # characters; no server takes a config this large

@@ -596,21 +596,6 @@ OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def own_names(server: str) -> dict[str, str]:
-    """A server's names of arguments that are options with the same values, if they are not the arguments' own."""
-    names = {}
-    for name, flag in flags_of(server).items():
-        row = ARGUMENTS[name]
-        if not flag.printed or not flag.names or flag.names[0] in ARGUMENTS:
-            continue
-        spelling = f"--{flag.names[0].replace('_', '-')}"
-        if row.kind != "flag" and flag.on is None:
-            names[name] = spelling
-        elif row.kind == "flag" and flag.on is not None:
-            names[name] = spelling if flag.on else f" /{spelling}"
-    return names
-
-
 def short_flags(server: str) -> dict[str, str]:
     """A server's one-dash flags -> the argument."""
     return {short: name for name, flag in flags_of(server).items() for short in flag.short}

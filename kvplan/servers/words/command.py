@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_UNKNOWN: Final = 200  # flags in no list; no real command has so many
 EXPERT_RANKS: Final = "ep"  # number of ranks that share experts, kept here until the tensor ranks are known
 VARIABLE: Final = r"\$[A-Za-z0-9_{(@*]|`|\{\{|<[A-Za-z][\w .-]*>|\{[A-Za-z_]\w*\}"
-_IN_FOLDER: Final = r"/?\$\{?\w+\}?(?:/[^$`{}<>]+)+"  # a known folder in an unknown one: $ROOT/Qwen2-VL-2B
+IN_FOLDER: Final = r"/?\$\{?\w+\}?(?:/[^$`{}<>]+)+"  # a known folder in an unknown one: $ROOT/Qwen2-VL-2B
 
 
 Kind = Literal["on", "off", "size", "gib", "text"]  # 1 is True; 1 is False; a whole number; GiB in bytes; as it is
@@ -232,7 +232,7 @@ def unfilled(flag: str, what: str) -> Unfilled:
 def literal(value: str, what: str) -> str:
     """The value of a flag (`what`, or "the model"), unless a variable is left in it."""
     is_model = what in ("the model", "--model", "--model-path")
-    if re.search(VARIABLE, value) and not (is_model and re.fullmatch(_IN_FOLDER, value)):
+    if re.search(VARIABLE, value) and not (is_model and re.fullmatch(IN_FOLDER, value)):
         raise unfilled("" if what == "the model" else what, value)
     return value
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.servers.base import SERVERS
+from kvplan.servers.words.command import IN_FOLDER
 from kvplan.servers.words.environment import assigned, exports
 
 # Plain strings, compiled on first use: most commands need none of them.
@@ -79,6 +80,9 @@ def plain(text: str) -> str:
         text = re.sub(r"%([A-Za-z_]\w*)%", r"${\1}", text)
     text = re.sub(r"(?m)^[ \t]*\$(?:env:)?([A-Za-z_]\w*)[ \t]*=[ \t]*(?=[\"'\w])", r"export \1=", text)
     text = re.sub(r"\$env:([A-Za-z_]\w*)", r"${\1}", text)
+    if re.search(r"(?i)(?<![\w\\])(?:[a-z]:|\.)\\(?=\w)|\.exe\b|^&[ \t]", text):  # of Windows
+        text = re.sub(r"(?m)^[ \t]*&[ \t]+(?=[\"'$\w])", "", re.sub(r"(?<=[\w.:)}~])\\(?=[\w.~(-])", "/", text))
+        text = re.sub(r"(?i)\.exe(?=[\"'\s]|$)", "", text)
     if re.search(_PROMPT, text):
         text = re.sub(r"(?m)^> ", "", re.sub(_PROMPT, "", text))
     commented = re.sub(r"(?m)^[ \t]*# ?", "", text)
@@ -275,7 +279,8 @@ class Reader:
         if all(re.match(r"\w+\+?=", word) for word in before) or exports(before):
             name, extends, value = match.groups()
             earlier = self.variables.get(name, "") if extends else ""
-            self.set(name, earlier + value if is_literal(value) and isinstance(earlier, str) else None)
+            is_known = is_literal(value) or re.fullmatch(IN_FOLDER, value) is not None
+            self.set(name, earlier + value if is_known and isinstance(earlier, str) else None)
 
     def set(self, name: str, value: str | list[str] | None) -> None:
         if (self.depth or self.is_conditional) and self.variables.get(name) != value:
@@ -424,12 +429,23 @@ def is_shell(word: str) -> bool:
     return word.removeprefix("--entrypoint=").rpartition("/")[2] in SHELLS
 
 
+def framework_server(module: str) -> str | None:
+    """The server that a framework's module of its name starts, with the server's own words: `-m dynamo.vllm`."""
+    return module.partition(".")[2] if module.partition(".")[2] in SERVERS else None
+
+
+def framework_note(module: str) -> tuple[str, ...]:
+    """What is not read of a server that a framework starts."""
+    own = f"the server is started by {module}: what that sets itself is not read"
+    return (own,) if framework_server(module) else ()
+
+
 def names_server(words: Iterable[str]) -> bool:
     """True if the words start a server themselves rather than being arguments for an image's entrypoint."""
     words = list(words)
     pairs = zip(words, [*words, ""][1:], strict=True)
     return any(
         (word.rpartition("/")[2] in SERVERS and following in ("serve", "bench"))
-        or (word == "-m" and following.partition(".")[0] in SERVERS)
+        or (word == "-m" and (following.partition(".")[0] in SERVERS or framework_server(following) is not None))
         for word, following in pairs
     )

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from kvplan.hardware import gpu as gpus
 from kvplan.hardware.gpu import GpuSpec
+from kvplan.servers.releases import Version
 
 # Measured systems, by the GPU in them.
 MEASURED: Final = {
@@ -62,6 +63,29 @@ CHOICES: Final = (
         "vLLM serves these experts with the kernel of FlashInfer that was measured under SGLang",
     ),
 )
+
+
+class Blocks(NamedTuple):
+    """Releases whose experts in fp8 blocks are multiplied in whole blocks of tokens, filled or not.
+
+    since, until  the first such release, and the first after it
+    sm            CUDA architectures
+    ranks         ranks that share each expert, from which on another kernel is taken
+    """
+
+    server: str
+    since: tuple[int, int]
+    until: tuple[int, int]
+    sm: tuple[int, ...]
+    ranks: int
+
+
+# DeepGEMM's contiguous layout, in steps of any size. Until 0.11.0, on Hopper from 128 tokens on, and Triton below
+# (0.11.1 and 0.11.2 are not told apart here); from 0.15 on FlashInfer's kernels first, from 0.18 on Triton's on Hopper.
+# Source: vLLM 0.11.0, 0.11.1, 0.12 to 0.16 and 0.18, fused_moe/triton_deep_gemm_moe.py, deep_gemm_utils.py,
+# oracle/fp8.py and quantization/fp8.py. From 0.13 on empty blocks are marked to be skipped; vllm-project/vllm#17934
+# saw no difference, and vllm-project/llm-compressor#2292 has 0.14 as slow as 0.12.
+IN_BLOCKS: Final = (Blocks("vllm", (0, 12), (0, 15), (90, 100), 8),)
 # Formats whose kernels are the most alike, where a format was not measured.
 INSTEAD: Final = {
     "mxfp4": ("int4",),
@@ -111,6 +135,15 @@ def formats(gpu: GpuSpec) -> tuple[bool, bool]:
 def balance(gpu: GpuSpec) -> float:
     """FLOPs that a GPU does while it reads a byte."""
     return (gpu.bf16_flops or gpu.fp16_flops or 1) / (gpu.memory_bandwidth or 1)
+
+
+def multiplies_blocks(release: Version, gpu: GpuSpec, ranks: int) -> bool:
+    """Whether experts in fp8 blocks, each shared by so many ranks, are multiplied in whole blocks of tokens."""
+    return any(
+        (release.engine, release.is_within(row.since, row.until), gpu.sm in row.sm) == (row.server, True, True)
+        and ranks < row.ranks
+        for row in IN_BLOCKS
+    )
 
 
 def parts_of(kind: str, form: str, server: str, base: GpuSpec, law: str = "") -> tuple[str, ...]:

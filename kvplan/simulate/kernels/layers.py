@@ -27,7 +27,8 @@ from kvplan.models.spec import (
 from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.plan import Plan
 from kvplan.servers.plans.weights import draft_layout, weight_layout
-from kvplan.simulate.kernels.roof import Experts, Heads
+from kvplan.simulate.kernels.choice import multiplies_blocks
+from kvplan.simulate.kernels.roof import IN_BLOCKS, Experts, Heads
 from kvplan.sizing.weights import Layout, expert_tp, local_shape, ranks_of, scheme_for
 
 LEAST_INPUTS: Final = 8  # of a linear layer; what has fewer is a vector or a short convolution
@@ -157,10 +158,11 @@ class Reader:
     """Collects a plan's kernels, layer by layer."""
 
     def __init__(
-        self, spec: ModelSpec, gpu: GpuSpec, layout: Layout, kv_bytes: int, peers: int, *, narrow_inputs: bool | None
-    ) -> None:
+        self, spec: ModelSpec, gpu: GpuSpec, layout: Layout, kv_bytes: int, peers: int, *, narrow_inputs: bool | None,
+        in_blocks: bool = False,
+    ) -> None:  # fmt: skip
         self.spec, self.gpu, self.layout, self.kv_bytes, self.peers = spec, gpu, layout, kv_bytes, peers
-        self.tp = layout.attention_tp or layout.tp
+        self.tp, self.in_blocks = layout.attention_tp or layout.tp, in_blocks
         quantization = spec.quantization
         has_default = quantization is not None and quantization.default is not None
         self.narrow = has_default if narrow_inputs is None else narrow_inputs
@@ -237,6 +239,7 @@ class Reader:
 
     def _experts(self, weight: Weight, form: str) -> None:
         width = expert_tp(self.layout)
+        form = IN_BLOCKS if self.in_blocks and form == "fp8_block" else form
         shape = Experts(
             weight.inputs, weight.parts[0].size, self.spec.experts_per_token, weight.experts, width, self.layout.ep
         )
@@ -320,7 +323,9 @@ def layers(plan: Plan, narrow: bool | None = None) -> Layers:
     peers = peers_of(plan)
     if peers == 1 and request.args.data_parallel_size > 1:  # replicas that share nothing
         request = replace(request, args=replace(request.args, data_parallel_size=1))
-    return _read(request.spec, request.gpu, weight_layout(request, 0), kv_bytes, peers, narrow)
+    layout = weight_layout(request, 0)
+    in_blocks = multiplies_blocks(request.release, request.gpu, expert_tp(layout))
+    return _read(request.spec, request.gpu, layout, kv_bytes, peers, narrow, in_blocks)
 
 
 def draft_layers(plan: Plan, modules: int) -> Layers:
@@ -333,7 +338,8 @@ def draft_layers(plan: Plan, modules: int) -> Layers:
     layout, count = draft_layout(request), max(1, draft.num_layers // modules)
     if count < draft.num_layers:
         draft = replace(draft, layers=draft.layers[:count], layer_weights=draft.layer_weights[:count])
-    return _read(draft, request.gpu, layout, kv_bytes, peers, None)
+    in_blocks = multiplies_blocks(request.release, request.gpu, expert_tp(layout))
+    return _read(draft, request.gpu, layout, kv_bytes, peers, None, in_blocks)
 
 
 def peers_of(plan: Plan, draft: ModelSpec | None = None) -> int:
@@ -344,5 +350,7 @@ def peers_of(plan: Plan, draft: ModelSpec | None = None) -> int:
 
 
 @lru_cache(maxsize=64)
-def _read(spec: ModelSpec, gpu: GpuSpec, layout: Layout, kv_bytes: int, peers: int, narrow: bool | None) -> Layers:
-    return Reader(spec, gpu, layout, kv_bytes, peers, narrow_inputs=narrow).layers()
+def _read(
+    spec: ModelSpec, gpu: GpuSpec, layout: Layout, kv_bytes: int, peers: int, narrow: bool | None, in_blocks: bool
+) -> Layers:
+    return Reader(spec, gpu, layout, kv_bytes, peers, narrow_inputs=narrow, in_blocks=in_blocks).layers()

@@ -4,6 +4,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from math import log
 from typing import Any, Final
 
@@ -75,7 +76,7 @@ class Kernels:
 
     # --- linear layers
 
-    def gemm(self, form: str, tokens: float, outputs: int, inputs: int) -> float:
+    def gemm(self, form: str, tokens: float, outputs: float, inputs: float) -> float:
         def make() -> Surface:
             for other in (form, *INSTEAD.get(form, ()), "bfloat16"):
                 part = self._part("gemm", other)
@@ -93,10 +94,27 @@ class Kernels:
     # --- experts
 
     def experts(self, form: str, tokens: float, shape: Experts, law: str = "1.2") -> float:
+        if form == roof.IN_BLOCKS:
+            return self._experts_in_blocks(tokens, shape)
         surface = self._surface(("moe", form, shape, law), lambda: self._experts(form, shape, law))
         if self.stated is not None:
             return roof.experts(self.stated, form, tokens, shape)
         return surface(tokens) * roof.experts(self.gpu, form, tokens, shape)
+
+    def _experts_in_blocks(self, tokens: float, shape: Experts) -> float:
+        """Experts as linear layers of one kernel, whose rows the host makes enough for a block of each expert that is
+        not full; no kernel skips rows without a token, and those between them do not know of them either.
+
+        Source: vLLM 0.12 fused_moe/deep_gemm_moe.py (DeepGemmExperts.apply), deep_gemm_utils.py (compute_aligned_M).
+        """
+        hidden, width, topk = shape.hidden, shape.inter / shape.tp, shape.topk
+        rows = tokens * topk + shape.experts / shape.ep * (roof.BLOCK - 1)
+        both = self.gemm("fp8_block", rows, 2 * width, hidden) + self.gemm("fp8_block", rows, hidden, width)
+        least = roof.experts(self.gpu, "fp8_block", tokens, shape)  # of reading weights, which one layer has no more of
+        between = self.small(rows, 3 * width) + self.small(rows, 1.5 * width)  # activation; its result in 8 bits
+        around = self.small(tokens, 1.5 * hidden) + self.small(tokens, (1 + topk) / 2 * hidden)  # 8 bits; to its rows
+        around += self.small(tokens, (1 + topk) * hidden) + 3 * self.small(tokens, 1)  # the sum; counts and places
+        return max(both, least) + between + around
 
     def _experts(self, form: str, shape: Experts, law: str) -> Surface:
         best: tuple[float, str, Surface, Experts] | None = None
@@ -185,28 +203,30 @@ class Kernels:
 
     def timed(self, kind: str, shape: tuple[float, ...], *place: float) -> float:
         """Seconds of a kernel by the kind and shape it was measured for; on other GPUs by their bandwidth."""
-        return self.timed_first([kind], shape, *place)
+        return self.timed_first([(kind,)], shape, *place)
 
-    def timed_first(self, kinds: Sequence[str], shape: tuple[float, ...], *place: float) -> float:
-        """Seconds of the first of these kinds that was measured; of the nearest system's, where this one has none."""
+    def timed_first(self, kinds: Sequence[tuple[str, ...]], shape: tuple[float, ...], *place: float) -> float:
+        """Seconds of the first of these kinds that was measured, under one of its names; of the nearest system's, where
+        this one has none.
+        """
         surface, base = self._timed(tuple(kinds), shape)
         return 1e-6 * surface(*place) * (base.memory_bandwidth or 1) / (self.gpu.memory_bandwidth or 1)
 
-    def _timed(self, kinds: tuple[str, ...], shape: tuple[float, ...]) -> tuple[Surface, GpuSpec]:
+    def _timed(self, kinds: tuple[tuple[str, ...], ...], shape: tuple[float, ...]) -> tuple[Surface, GpuSpec]:
         known = self._known_timed.get((kinds, shape))
         if known is not None:
             return known
         for base, name in ((self.base, self.system.name), *others(self.base)):
-            for kind in kinds:
-                for server in (self.server, "sglang", "vllm"):
+            for names in kinds:
+                for server, kind in product((self.server, "sglang", "vllm"), names):
                     part = system(name).part(f"{kind}/{server}")
                     if part is not None:
                         if base is not self.base:
-                            self.borrowed[f"{kinds[0].partition('/')[0]} of {base.name}"] += 1
+                            self.borrowed[f"{kind.partition('/')[0]} of {base.name}"] += 1
                         index, _ = part.nearest(shape, (1.0,) * len(shape))
                         answer = self._known_timed[kinds, shape] = part.surface(index), base
                         return answer
-        raise AssertionError(f"{kinds[0]} was measured on no GPU")
+        raise AssertionError(f"{kinds[0][0]} was measured on no GPU")
 
     def small(self, tokens: float, width: float) -> float:
         """A norm, a rotation, an activation: one kernel that reads and writes `width` elements of each token."""

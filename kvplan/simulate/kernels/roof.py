@@ -11,6 +11,8 @@ from kvplan.hardware.gpu import GpuSpec
 
 LAUNCH: Final = 2e-6  # seconds of the shortest kernel in a CUDA graph, as measured on every GPU of the tables
 ELEMENT: Final = 2  # bytes of an activation
+IN_BLOCKS: Final = "fp8_block in whole blocks"  # experts of DeepGEMM's contiguous kernel
+BLOCK: Final = 128  # tokens of such a block
 # Bytes of a weight with its scales, by number format.
 BYTES: Final = {
     "bfloat16": 2.0,

@@ -27,11 +27,11 @@ LAST: Final = len(CONTEXTS) - 1
 TYPICAL: Final = (16, 1024)  # sequences, and tokens of each, of the step whose parts are named
 LARGEST: Final = 5  # parts that are named
 SAMPLER_PASSES: Final = 4  # over the logits in 32 bits: softmax, and the choice of a token
-# Models whose whole attention layers were measured, by hidden size.
+# Models whose whole attention layers were measured, by hidden size; the same layers under several names.
 MODULES: Final[Mapping[str, Mapping[str, int]]] = {
-    "dsa": {"DeepSeek-V3.2": 7168, "GLM-5": 6144, "GLM-5-FP8": 6144},
-    "dsv4_csa": {"DeepSeek-V4-Flash-FP8": 4096, "DeepSeek-V4-Pro-FP8": 7168},
-    "dsv4_hca": {"DeepSeek-V4-Flash-FP8": 4096, "DeepSeek-V4-Pro-FP8": 7168},
+    "dsa": {"DeepSeek-V3.2": 7168, "GLM-5": 6144, "GLM-5-FP8": 6144, "GLM-5.2-NVFP4": 6144},
+    "dsv4_csa": {"DeepSeek-V4-Flash-FP8": 4096, "DeepSeek-V4-Pro-FP8": 7168, "DeepSeek-V4-Pro": 7168},
+    "dsv4_hca": {"DeepSeek-V4-Flash-FP8": 4096, "DeepSeek-V4-Pro-FP8": 7168, "DeepSeek-V4-Pro": 7168},
     "msa": {"MiniMax-M3": 6144},
 }
 
@@ -181,7 +181,9 @@ class KernelStep:
         models = [name for name, size in sizes.items() if abs(size - own.hidden) == nearest]
         kvs = ("fp8", "bf16") if own.kv_bytes == 1 else ("bf16", "fp8")
         names = [
-            f"{module.kind}_{phase}/{model}/{kv}/{form}" for kv in kvs for form in module.forms for model in models
+            tuple(f"{module.kind}_{phase}/{model}/{kv}/{form}" for model in models)
+            for kv in kvs
+            for form in module.forms
         ]
         return self.kernels.timed_first(names, (module.heads,), *place)
 

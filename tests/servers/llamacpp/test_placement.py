@@ -7,10 +7,11 @@ import pytest
 
 from kvplan.core.errors import UsageError
 from kvplan.models import catalog
-from kvplan.models.gguf_model import GGUFModel, gguf_of
+from kvplan.models.ggml_types import tensor_bytes
+from kvplan.models.gguf_model import GGUFModel, GGUFTensor, gguf_of
 from kvplan.servers.llamacpp.placement import Placement, buffer_bytes, place
 from kvplan.servers.llamacpp.settings import MIB, Device, Override, Settings
-from kvplan.servers.llamacpp.shape import FileTensor, shape_of
+from kvplan.servers.llamacpp.shape import shape_of
 
 GPU = Device(24_000 * MIB, 23_000 * MIB)
 SMALL = replace(GPU, free=11_500 * MIB)
@@ -79,7 +80,7 @@ def test_layers_that_only_drafts_need_are_not_loaded() -> None:
 
 def test_a_quantized_row_is_padded_once_on_a_device() -> None:
     """Rows of 3,328 elements lack 256 to a multiple of 512: one block of 144 bytes, then aligned to 128."""
-    tensor = FileTensor("x", (3328, 10), "Q4_K")
+    tensor = GGUFTensor("x", (3328, 10), "Q4_K", tensor_bytes("Q4_K", (3328, 10)))
     assert tensor.nbytes == 18_720
     assert buffer_bytes(tensor, 0) == 18_944  # 18,864 up to a multiple of 128
     assert buffer_bytes(tensor, None) == 18_720

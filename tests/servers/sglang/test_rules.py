@@ -500,3 +500,11 @@ def test_an_fp8_cache_has_sglangs_name_in_every_part_of_an_answer(run: Run, type
 def test_only_a_cache_dtype_is_renamed() -> None:
     assert flag_text("sglang", "kv_cache_dtype", "fp8") == "--kv-cache-dtype fp8_e4m3"
     assert flag_text("sglang", "quantization", "fp8") == "--quantization fp8"  # as its own server_args.py names it
+
+
+def test_blocks_of_a_prefill_are_said_beside_those_that_a_request_keeps() -> None:
+    """16,384 tokens are 64 pages of 256; windows of 128 behind a chunk of 8,192 lie in 34 pages of a tenth as many."""
+    answer = sglang_plan("deepseek-v4-flash", "h200", tensor_parallel_size=8, max_model_len=16384)
+    assert "takes 340 blocks while its prompt is computed (windows keep a chunk), 64 while it decodes" in " ".join(
+        answer.notes
+    )

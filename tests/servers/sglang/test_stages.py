@@ -24,12 +24,9 @@ from tests.support.cli import run as run  # the fixture
 
 FACTS = Path(__file__).parents[2] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "stages_sglang.jsonl").read_text().splitlines()]
-# Relative to a rank's weights: scales of quantized experts and of an index that SGLang holds otherwise, what two towers
-# lack there, projections of layers that share the KV of others, and a bias that it splits.
-NEAR = {
-    "deepseek-v3.2": 1e-4, "falcon-h1-1.5b": 2e-4, "gemma-4-e2b": 0.0056, "glm-4.1v-9b": 1e-5, "glm-4.5v": 1e-6,
-    "glm-ocr": 0.0031, "kimi-k2.5": 0.0094, "laguna-s-2.1-fp8": 0.0013, "llava-onevision-7b": 1e-5, "phi-2": 2e-5,
-}  # fmt: skip
+# Relative to a rank's weights: norms of queries and keys, the width of a projector and a table, the order of groups
+# that packed experts have until they are loaded, and a bias that SGLang counts twice.
+NEAR = {"falcon-h1-1.5b": 8e-6, "glm-ocr": 0.0031, "kimi-k2.5": 0.0094, "phi-2": 2e-5}
 SCALES = 2e-7  # 8 to 16 bytes a layer of quantized checkpoints
 
 
@@ -55,7 +52,7 @@ def outcome(row: dict[str, Any]) -> str:
 
 
 def test_weights_of_stages_equal_sglangs_own_classes() -> None:
-    assert Counter(map(outcome, ROWS)) == {"equal": 104, "near": 24, "undivided": 23, "refused": 6}
+    assert Counter(map(outcome, ROWS)) == {"equal": 120, "near": 8, "undivided": 23, "refused": 6}
 
 
 def planned(model: str, engine: str = "sglang", **args: Any) -> int:
