@@ -93,6 +93,9 @@ NEEDS_TRACE: Final = "the traceback above the out-of-memory line, which names th
 NEEDS_START: Final = "the whole log, from the server's first line"
 NEEDS_ABOVE: Final = "the lines above it, because the last ones only repeat that a worker failed"
 NEEDS_BELOW: Final = "the lines below it, because the log ends inside a traceback, whose last line says why"
+NEEDS_WORKER: Final = (
+    "the log of the process that died (of Ray: /tmp/ray/session_latest/logs/worker-*.err, on its node)"
+)
 NEEDS_LOG: Final = "the server's full start-up log"
 LOCKS: Final = ("waiting for baton release",)  # torch and aiter: a kernel's build waits for another process's
 NEEDS_LOCK: Final = "whether another process builds kernels; if none does, remove the lock that the last line names"
@@ -172,8 +175,23 @@ _EXCEPTION: Final = re.compile(
     r"(?<![A-Za-z0-9_.])(?:(?:[A-Za-z_]\w{0,60}\.){0,8}(?P<type>[A-Z]\w{0,80}(?:Error|Exception)|Exception)"
     r"(?:: (?=\S)|:?[\s`]{0,4}$)|(?P<value>Value error), (?=\S))"  # the second is pydantic's
 )
+_FIELDS: Final = re.compile(r"[0-9]{1,4} validation errors? for ")  # pydantic's header
+_FIELD: Final = re.compile(r"\S.{0,600}\[type=(?!value_error)\w{1,60}, input_value=")  # and its line of a field
+_SHAPE: Final = re.compile(
+    r"(?i)shape|dimension size|size of tensor|size mismatch|\.size\(|vocab_size|for input of size"
+)
+_LOADER: Final = re.compile(r"weight_loader|load_\w{0,60}weights?|load_\w{1,60}_weight")
+_TENSOR: Final = re.compile(
+    r"['\"][\w.]{1,120}\.(?:\w{0,20}weight\w{0,20}|bias|\w{0,20}scale\w{0,20}|qzeros|g_idx)['\"]"
+)
 _OF_A_WORKER: Final = re.compile(r"Worker failed with error ['\"\u2018](.{3,400}?)['\"\u2019](?:, please check|$)")
 _MAYBE_MEMORY: Final = re.compile(r"(?i)memory|(?<![a-z])kv[- ]?cache|\boom\b|notenough|insufficient")
+# Of 510 messages of vLLM 0.33 and SGLang 0.5.23 that name memory or a cache, in no table, 434 have none of these.
+_SHORT: Final = re.compile(
+    r"(?i)not ?enough|insufficient|exceed|(?:larg|great|small)er than|too (?:small|large|big|few|little|many)|out of|"
+    r"\bno (?:available|free|memory|room|space)|increas|decreas|reduc|rais|lower|alloc|\bleft\b|leav|\bfit\b|"
+    r"less than|oom\b"
+)
 _OTHER: Final = Wording("not_memory", "", "any", "an exception of Python")
 _WORDS: Final = Wording(None, "", "any", "a person's words")
 
@@ -393,17 +411,30 @@ class _Reading:
     def _other_errors(self) -> Iterator[_Hit]:
         """Yield unknown exceptions that wrap no other, by topic of their message, else as code, data or settings."""
         for index, line in enumerate(self.text.lines):
-            if "rror" in line or "Exception" in line:
-                error = self._exception(index, line) or self._of_a_worker(index, line)
+            if "rror" in line or "Exception" in line or "[type=" in line:
+                error = self._exception(index, line) or self._of_a_worker(index, line) or self._of_a_field(index, line)
                 if error is None:
                     continue
                 start, message = error
                 if self.states.span_of(start).outlived(start) or self.states.is_of_a_request(index):
                     continue
-                if (cause := cause_of(message, self._own.kinds)) is not None:
-                    yield _Hit(_OTHER, cause, start, index)
-                elif not _MAYBE_MEMORY.search(message.partition(". ")[0]):
-                    yield _Hit(_OTHER, "not_memory", start, index)
+                cause = cause_of(message, self._own.kinds) or self._of_a_checkpoint(index, message)
+                yield _Hit(_OTHER, cause or (None if _is_of_memory(message) else "not_memory"), start, index)
+
+    def _of_a_checkpoint(self, index: int, message: str) -> Cause | None:
+        """Cause of an error in a function that loads weights: a tensor's shape, or its name."""
+        line = self.text.lines[index]
+        if "KeyError: " in line and _TENSOR.search(message):
+            return "checkpoint_names"
+        said = self.text.lines[index - 1] if index and line.rstrip().endswith("AssertionError") else message
+        near = (frame.name for frame in self.text.frames if index - NEAR < frame.line < index and not frame.is_call)
+        last = next(iter(reversed(list(near))), "")
+        return "checkpoint_shapes" if _LOADER.fullmatch(last) and _SHAPE.search(said) else None
+
+    def _of_a_field(self, index: int, line: str) -> tuple[int, str] | None:
+        """Position and message of a field that pydantic refuses; the line above names it."""
+        match = _FIELD.search(line)
+        return None if match is None or not index else (self.text.place(index, match.start()), match[0])
 
     def _exception(self, index: int, line: str) -> tuple[int, str] | None:
         """Position and message of a line's exception, or None if it has none or reports another process's."""
@@ -411,6 +442,8 @@ class _Reading:
         if match is None or re.search(r"\b(?:raise|except)\b", line):
             return None
         name = match["type"] or match["value"]
+        if _FIELDS.match(line, match.end()):
+            return None  # the lines below it say what is wrong
         start = self.text.place(index, match.start("type" if match["type"] else "value"))
         passed_on = self.text.squeezed[start : start + len(name) + LONGEST_LEAD]
         if _WRAPPING_TYPES.fullmatch(name) or self.text.is_healthy(start):
@@ -506,12 +539,14 @@ class _Reading:
         hits = [self._resolved(hit) for hit in self.hits if hit.start >= self._last.begin or not self._last.is_up]
         unresolved = sorted((hit for hit in hits if _is_torch(hit.wording) and hit.cause is None), key=_by_start)
         hit = self._decisive(hits, unresolved)
+        others = list[_Hit]()
         if hit is None and not unresolved:
+            others = [
+                other for other in self._other_errors() if other.start >= self._last.begin or not self._last.is_up
+            ]
             hit = (
                 self._first([other for other in hits if other.wording.strength == "general"])
-                or self._first(
-                    [other for other in self._other_errors() if other.start >= self._last.begin or not self._last.is_up]
-                )
+                or self._first([other for other in others if other.cause is not None])
                 or self._first([other for other in hits if other.wording.strength == "hint"])
             )
         is_whole = self._last.whole and self._last.is_up
@@ -524,7 +559,7 @@ class _Reading:
             )
         if hit is not None:
             return self._answer(hit, [other for other in hits if other.cause == hit.cause or _echoes(other, hit)])
-        return self._unanswered(unresolved)
+        return self._unanswered(unresolved, self._first(others))
 
     def _decisive(self, hits: list[_Hit], unresolved: list[_Hit]) -> _Hit | None:
         """Return the first decisive message, or None if memory ran out above it in an unknown phase of start-up."""
@@ -564,6 +599,8 @@ class _Reading:
         """The first line near an obstacle's message that states its details, if the message's own does not; the source
         line of a bare assertion.
         """
+        if hit.wording is _OTHER and _FIELD.search(self.text.lines[hit.line]):
+            yield hit.line - 1
         if hit.wording is _OTHER and self.text.lines[hit.line].rstrip().endswith("AssertionError"):
             above = range(max(0, hit.line - 2), hit.line)
             yield from [line for line in above if " assert " in self.text.lines[line]][-1:]
@@ -572,7 +609,7 @@ class _Reading:
             near = range(max(0, hit.line - 2), min(len(self.text.lines), hit.line + NEAR))
             yield from [line for line in near if obstacle.details_in(self.text.lines[line])][:1]
 
-    def _unanswered(self, unresolved: list[_Hit]) -> Failure:
+    def _unanswered(self, unresolved: list[_Hit], unclear: _Hit | None) -> Failure:
         nothing = Failure(self.server, self._version, "unknown", None, None, None, (), Figures(), (), (), self.log)
         if unresolved:
             hit = unresolved[0]
@@ -587,8 +624,12 @@ class _Reading:
             evidence = (self.text.evidence(self.text.line_of(last.dead)),)
             outcome: Outcome = "failed" if last.ready is None else "died"
             phase = self.states.phase_in(last)
-            need = NEEDS_BELOW if self._ends_in_traceback else NEEDS_ABOVE
-            return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=(need,))
+            if unclear is not None:
+                return replace(nothing, outcome=outcome, phase=phase, evidence=(self.text.evidence(unclear.line),))
+            needs = (NEEDS_BELOW if self._ends_in_traceback else NEEDS_ABOVE,)
+            if "died unexpectedly" in evidence[0].text:
+                needs = (NEEDS_WORKER, NEEDS_END)
+            return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=needs)
         (start,) = self.states.starts(())[-1:]
         if start.end in ("running", "stopped", "finished"):
             is_early = start.end == "stopped" and start.phase != "serving" and start.order not in BY_HAND
@@ -633,6 +674,11 @@ class _Reading:
 
 def _number(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
+
+
+def _is_of_memory(message: str) -> bool:
+    """True if a message may say that memory is short."""
+    return _MAYBE_MEMORY.search(message.partition(". ")[0]) is not None and _SHORT.search(message) is not None
 
 
 def _is_torch(wording: Wording) -> bool:

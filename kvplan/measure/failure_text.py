@@ -40,6 +40,7 @@ _PREFIX: Final = re.compile(
 )
 _MOST_PREFIXES: Final = 6
 _LEVEL: Final = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b(?: [0-9]{2}-[0-9]{2} [0-9:]{8}|:? {1,9}|\])")
+_FAILED: Final = re.compile(r"\berr(?:or)?=\"")  # of Go's slog: "Load failed" at level INFO
 HEALTHY: Final = frozenset({"DEBUG", "INFO", "WARNING"})
 _FRAME: Final = re.compile(r"line [0-9]{1,6}, in [*<]{0,2}([A-Za-z_]\w{0,80})|[.\s]([a-z_]{0,40}_[a-z_]{1,60})\(")
 
@@ -98,7 +99,8 @@ class LogText:
     def _note(self, line: str, index: int, end: int, body: int) -> None:
         """Record the log levels and frames of a line, each with its position in the squeezed text."""
         for match in _LEVEL.finditer(line):
-            self._levels.append((end + _squeezed_len(line, body, match.start()), match[1]))
+            level = "ERROR" if _FAILED.search(line, match.end()) else match[1]
+            self._levels.append((end + _squeezed_len(line, body, match.start()), level))
         if "(" not in line and " in " not in line:
             return
         for match in _FRAME.finditer(line):

@@ -198,13 +198,16 @@ class States:
     def is_of_a_request(self, index: int) -> bool:
         """True if an exception on this line failed a request, or is another program's, while the server was ready."""
         span = self.span_of(self.text.starts[index])
-        if span.ready is None or span.ready > self.text.starts[index]:
+        begun = span.finished if span.ready is None else span.ready
+        if begun is None or begun > self.text.starts[index]:
             return False
         line = self.text.lines[index]
         if any(words in line[:200] for words in self.own.frontend):
             return True
         files = self._files(index)
         if files and self._is_foreign(files):
+            return True
+        if span.ready is None and not any(words in file for file in files for words in self.own.modules):
             return True
         if span.dead is not None:
             return False

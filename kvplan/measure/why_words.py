@@ -32,14 +32,14 @@ def summary(failure: Failure) -> str:
     verb = verb_of(failure)
     evidence = " ".join(line.text for line in failure.evidence)
     if (obstacle := OF_CAUSE.get(failure.cause)) is not None:
-        return f"{name} {verb}: {printable(obstacle.sentence(evidence), 300)}."
+        return f"{name} {verb}: {printable(obstacle.sentence(evidence), 300).rstrip('.')}."
     if failure.outcome == "cut" or (failure.outcome == "started" and failure.cause == "nccl_or_multiprocess"):
         return f"{name} waits: one of its processes hangs, compiles or loads, and the others wait for it."
     reason = reason_of(failure.cause)(failure.figures)
     if failure.cause == "dtype_or_capability" and is_of_the_build(evidence):
-        reason = "this build (PyTorch, Triton or FlashInfer) has no kernels for this GPU"
+        reason = "this build has no kernels for this GPU"
     if failure.cause == "not_memory" and failure.evidence and failure.server not in OWN:
-        reason = printable(error_of(failure.evidence[0].text), 300).rstrip(". ") or reason
+        reason = quoted(failure) or reason
     if failure.server in OWN:  # it may run on a CPU
         reason = reason.replace("the GPU", "its device")
     text = f"{name} {verb}: {reason}."
@@ -58,6 +58,15 @@ def error_of(text: str, limit: int = 180) -> str:
     )
     text = text if error is None else text[error.start() :]
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def quoted(failure: Failure) -> str:
+    """The server's own words: an exception, or a field that pydantic refuses and why."""
+    first, *others = failure.evidence
+    text = error_of(first.text)
+    if others and (match := re.search(r"^\s{0,40}(.{3,600}?) \[type=", others[0].text)) is not None:
+        text = f"{error_of(first.text.strip())}: {match[1]}"
+    return printable(text, 300).rstrip(". ")
 
 
 def unknown(name: str, failure: Failure) -> str:
@@ -80,6 +89,8 @@ def unknown(name: str, failure: Failure) -> str:
         return f"{stopped}: the GPU ran out of memory{lacking}, but {where}."
     if failure.outcome == "failed" and failure.phase is not None:
         stopped = f"{stopped}: it failed {PHASES[failure.phase]}"
+    if failure.evidence and not failure.needs:
+        return f"{stopped or 'It failed'}: {quoted(failure)}."
     return f"{stopped}, but this log does not show the cause."
 
 
@@ -258,9 +269,11 @@ def pool_after_weights(figures: Figures) -> str:
 
 def prefill(figures: Figures) -> str:
     if figures.tried_tokens is not None and figures.available_tokens is not None:
+        held = figures.tried_tokens <= figures.available_tokens
+        but = " by its own count, of which it could not free enough" if held else ""
         return (
             f"a prefill needed room for {figures.tried_tokens:,} tokens in the KV cache, which had "
-            f"{figures.available_tokens:,}"
+            f"{figures.available_tokens:,}{but}"
         )
     return out_of_memory("in a prefill")(figures)
 
@@ -269,6 +282,13 @@ def retract(figures: Figures) -> str:
     count = "requests" if figures.retracted is None else plural(figures.retracted, "request")
     went = "was" if figures.retracted == 1 else "were"
     return f"the KV cache is full, and {count} {went} preempted"
+
+
+def host_memory(figures: Figures) -> str:
+    if figures.tried_bytes is not None and figures.free_bytes is not None:
+        needed, free = sizes(figures.tried_bytes, figures.free_bytes)
+        return f"it needs {needed} of the host's memory and {free} are free"
+    return "the host ran out of memory, or of shared memory"
 
 
 def says(text: str) -> Callable[[Figures], str]:
@@ -293,7 +313,7 @@ REASONS: Final[Mapping[str, Callable[[Figures], str]]] = {
     "dtype_or_capability": capability,
     "kv_dtype_unsupported": kv_dtype,
     "too_few_gpus": too_few_gpus,
-    "host_memory_or_shm": says("the host ran out of memory, or of shared memory"),
+    "host_memory_or_shm": host_memory,
     "nccl_or_multiprocess": says("its processes could not communicate (NCCL or the process group)"),
     "pool_after_weights": pool_after_weights,
     "oom_prefill": prefill,

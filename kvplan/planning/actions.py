@@ -91,8 +91,7 @@ def _more_host_memory(case: Case) -> str:
 def is_of_the_build(evidence: str) -> bool:
     """True if the build lacks kernels for the GPU, which it may be too old for."""
     return (
-        re.search(r"no kernel image|kernel image is invalid|gpu-name|current PyTorch installation", evidence)
-        is not None
+        re.search(r"no kernel image|image is invalid|gpu-name|PyTorch installation|_OpNamespace", evidence) is not None
     )
 
 

@@ -16,7 +16,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.core.units import MIB, format_gib
 from kvplan.models import catalog
-from kvplan.planning.actions import actions, is_bfloat16, reasons
+from kvplan.planning.actions import LITTLE_FREE, actions, is_bfloat16, reasons
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
 from kvplan.planning.gate import FIXED_POOL, is_of_memory, passed
@@ -566,7 +566,8 @@ def planned(case: Case, request: Request) -> list[Cure]:
         if cure is not None and not any(is_idle(cure, other) for other in results):
             results.append(cure)
     if is_of_memory(case) and not any(cure.plan is not None for cure in results):
-        results += [cure for cure in [last_resort(search)] if cure is not None]
+        fits_alone = case.cause == LITTLE_FREE and search.base is not None  # once the other process is gone
+        results += [cure for cure in [None if fits_alone else last_resort(search)] if cure is not None]
         if search.base is None and not any(cure.plan is not None for cure in results):
             results = [unchecked(case, move) for move in moves(case)]
     return results

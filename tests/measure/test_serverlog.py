@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError
 from kvplan.measure.serverlog import log as server_log
-from kvplan.measure.serverlog.log import parse_log, read_log
+from kvplan.measure.serverlog.log import parse_log, read_log, read_text
 from kvplan.servers.base import logs_of_servers
 from kvplan.servers.logs.log import FACTS, NUMBERS, ServerLog, Wording, compiled
 from kvplan.servers.logs.text import arguments, unwrapped
@@ -515,6 +515,13 @@ def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, data: bytes, faul
     path.write_bytes(data)
     with pytest.raises(InvalidInputError, match=fault):
         read_log(str(path))
+
+
+def test_a_hole_of_a_log_that_was_truncated_under_its_writer_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(bytes(5000) + TEXT.encode())
+    assert read_text(str(path)) == TEXT
+    assert read_log(str(path)).text("kv_tokens") == "63,776"
 
 
 def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:

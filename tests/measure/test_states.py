@@ -12,6 +12,7 @@ from tests.support.cli import Run
 from tests.support.cli import run as run
 from tests.support.oracle_data import DATA, needs_oracle_data
 
+ENGINE_LINE = "INFO 11-20 10:00:05 [core.py:93] Initializing a V1 LLM engine (v0.12.0) with config: model='m'"
 BANNER = "INFO 11-20 10:00:00 [api_server.py:1755] vLLM API server version 0.12.0"
 LOADING = "INFO 11-20 10:00:20 [gpu_model_runner.py:2900] Starting to load model Qwen/Qwen3-8B..."
 CAPTURING = "INFO 11-20 10:01:30 [gpu_model_runner.py:3400] Capturing CUDA graph shapes"
@@ -163,3 +164,17 @@ def test_another_container_of_the_same_compose_log_is_not_the_server() -> None:
 def test_an_engine_s_failure_is_not_followed_by_its_own_answers() -> None:
     """A proxy in the same file goes on answering."""
     assert failure(BANNER, READY, ANSWER, DEAD, READY, ANSWER).outcome == "died"
+
+
+def test_an_import_s_error_before_an_offline_run_s_prompts_did_not_end_it() -> None:
+    """TensorFlow's imports print it in notebooks; the engine loads and the run goes on."""
+    stray = "AttributeError: 'MessageFactory' object has no attribute 'GetPrototype'"
+    assert (
+        failure(ENGINE_LINE, stray, "Processed prompts: 100%|##########| 2005/2005 [20:01<00:00]").outcome == "finished"
+    )
+
+
+def test_a_field_that_pydantic_refuses_is_quoted_with_its_name() -> None:
+    fields = ("max_lora_rank", "  Input should be 1, 8 or 16 [type=literal_error, input_value=48, input_type=int]")
+    read = failure("pydantic_core._pydantic_core.ValidationError: 1 validation error for LoRAConfig", *fields)
+    assert [line.text for line in read.evidence] == [line.strip() for line in fields]

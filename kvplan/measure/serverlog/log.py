@@ -183,13 +183,16 @@ def _text_of(where: str, stream: BinaryIO) -> str:
                 tail = (tail + piece)[-MAX_BYTES // 2 :]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InvalidInputError(where, f"damaged gzip file ({error})", "fetch it again") from error
-    return bytes(head + tail).decode("utf-8", "replace")
+    return bytes(head + tail).replace(b"\0", b"").decode("utf-8", "replace")
+
+
+_HOLE: Final = re.compile(rb"\0{16,}")  # what a log holds where it was truncated under its writer
 
 
 def _check_text(where: str, piece: bytes) -> None:
     if piece.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InvalidInputError(where, "UTF-16 text, not UTF-8", "save it as UTF-8")
-    if b"\0" in piece[: 4 << 10]:
+    if b"\0" in _HOLE.sub(b"", piece)[: 4 << 10]:
         raise InvalidInputError(where, "not text, contains a NUL", "name the server's log")
 
 
@@ -274,7 +277,9 @@ class _Reader:
             if self._is_first_piece:
                 _check_text(self.where, piece)
                 self._is_first_piece = False
-            piece = tail + piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # progress bars overwrite their line
+            piece = tail + piece.replace(b"\0", b"").replace(b"\r\n", b"\n").replace(
+                b"\r", b"\n"
+            )  # progress bars overwrite their line
             end = piece.rfind(b"\n") + 1 or (len(piece) if len(piece) > max(PIECE, MAX_LINE) else 0)
             tail = piece[end:]
             self._look_through(piece[:end])

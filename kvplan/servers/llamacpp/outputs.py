@@ -42,6 +42,11 @@ failures: Final = Failures(
         _row("kv_dtype_unsupported", "cache type ", "arguments", needs="does not divide n_embd_head"),
         _row("oom_compute_buffers", "failed to allocate compute", "profile", unless="retrying without pipeline"),
         _row("not_memory", "error loading model: ", "load", unless=SAID_APART),
+        *(
+            Wording("not_memory", f"failed to load {kind} model", "b1-0.5.0", SOURCE, phase="load", strength="general")
+            for kind in ("multimodal", "draft")
+        ),
+        _row("oom_runtime", "cuMemCreate(&handle", "serving"),  # the pool that kernels work in
         _row("oom_runtime", "kIOGPUCommandBufferCallbackErrorOutOfMemory", "serving"),
     ),
     frames=(),

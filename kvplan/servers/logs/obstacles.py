@@ -104,7 +104,8 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
         ),
         (r"(?P<api>bind on address) \([^()]{0,60}, (?P<port>[0-9]{1,5})\)",
          r"_port at (?P<port>[0-9]{1,5}) is not available",
-         r"(?P<api>HTTP server socket), hostname: [^,]{1,80}, port: (?P<port>[0-9]{1,5})"),
+         r"(?P<api>HTTP server socket), hostname: [^,]{1,80}, port: (?P<port>[0-9]{1,5})",
+         r"already in use \(addr='tcp://[^']{1,60}:(?P<port>[0-9]{1,5})'"),
     ),
     Obstacle(
         "disk_full", "the disk is full", "the disk is full",
@@ -184,6 +185,7 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             ("model must be loaded with the first split", _LOADER),
             ("invalid split file", _LOADER),
             ("corrupted model: ", _LOADER),
+            ("cannot find tokenizer ", "llama.cpp src/llama-vocab.cpp", "nmodelfile"),
             ("found tensors with invalid data", _LOADER),
             ("failed to read tensor data", "llama.cpp ggml/src/gguf.cpp"),
             ("failed to read magic", "llama.cpp ggml/src/gguf.cpp"),
@@ -202,9 +204,10 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             ("unknown model architecture: ", "llama.cpp src/llama-model.cpp"),
             ("unsupported model architecture: ", "llama.cpp src/llama-model.cpp"),
             ("unknown pre-tokenizer type: ", "llama.cpp src/llama-vocab.cpp"),
+            ("unknown projector type: ", "llama.cpp tools/mtmd/clip.cpp"),
         ),
         (r"model type [`'\"]?(?P<name>[\w.-]{1,60})[`'\"]? but", r"Model architectures \[['\"](?P<name>\w{1,80})",
-         r"model architecture: '(?P<name>[\w.-]{1,60})'"),
+         r"model architecture: '(?P<name>[\w.-]{1,60})'", r"projector type: (?P<name>[\w.-]{1,60})"),
     ),
     Obstacle(
         "remote_code", "the model needs code from its repository, which does not run by default",
@@ -298,8 +301,13 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
         (
             Fix("install it in the server's environment or image; the error names the package"),
         ),
-        (("No module named ", "Python", "(?:ModuleNotFound|Import)Error"),),
-        (r"No module named ['\"]?(?P<name>[\w.]{1,80})",),
+        (
+            ("No module named ", "Python", "(?:ModuleNotFound|Import)Error"),
+            ("NIXL is not available", "vLLM distributed/kv_transfer/kv_connector/v1/nixl"),
+            ("lease install ", "vLLM, SGLang", "Error.{1,300}leaseinstall(?!the|or)"),
+        ),
+        (r"No module named ['\"]?(?P<name>[\w.]{1,80})", r"Error: (?P<name>NIXL) is not available",
+         r"lease install [`'\"]?(?P<name>[\w.-]{1,60}\w)"),
     ),
     Obstacle(
         "no_compiler", "a kernel is compiled at start-up, and {name} is missing",
@@ -381,6 +389,44 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
         ),
     ),
     Obstacle(
+        "checkpoint_names", "the checkpoint's tensor {name} has no place in the model's class",
+        "the checkpoint and the model's class have other tensors",
+        (Fix("a release that knows this checkpoint (its quantization, its drafts), or the model's own draft"),),
+        (
+            ("There is no module or parameter named", "vLLM model_executor/models/utils.py"),
+            ("weights were not initialized from checkpoint", "vLLM model_executor/model_loader/default_loader.py"),
+        ),
+        (r"KeyError: ['\"](?P<name>[\w.]{1,120})['\"]", r"parameter named ['\"](?P<name>[\w.]{1,120})['\"]"),
+    ),
+    Obstacle(
+        "adapter_unsupported", "the adapter is of a kind that it does not serve: {reason}",
+        "the adapter is of a kind that it does not serve",
+        (Fix("a plain LoRA adapter, or its weights merged into the model's (PEFT: merge_and_unload)"),),
+        (
+            ("vLLM only supports modules_to_save being", "vLLM lora/peft_helper.py"),
+            ("vLLM does not yet support DoRA", "vLLM lora/peft_helper.py"),
+            ("vLLM does not support ", "vLLM lora/peft_helper.py", "support.{0,30}(?i:lo?ra|layer_repl)"),
+            ("expected target modules in", "vLLM lora/lora_model.py"),
+        ),
+        (r"(?P<reason>vLLM (?:only supports modules_to_save|does not (?:yet )?support) .{1,120})",),
+    ),
+    Obstacle(
+        "request_slots", "{needed} requests were admitted and {free} request slots were free",
+        "more requests were admitted than it has slots for",
+        (Fix("fewer at once, as its message asks; one that admits too many is a bug", "--max-running-requests"),),
+        (),  # while serving: in its own table
+        (r"available_size\(\)=(?P<free>[0-9]{1,9}), num_reqs=(?P<needed>[0-9]{1,9})",),
+    ),
+    Obstacle(
+        "host_memory_not_mapped", "the GPU cannot read pinned memory of the host here, as in WSL",
+        "the GPU cannot read pinned memory of the host here, as in WSL",
+        (
+            Fix("the model runner that does without it", "VLLM_USE_V2_MODEL_RUNNER=0"),
+            Fix("of WSL 2 with a driver that can", "VLLM_WSL2_ENABLE_PIN_MEMORY=1"),
+        ),
+        (("UVA is not available", "vLLM v1/worker/gpu/buffer_utils.py"),),
+    ),
+    Obstacle(
         "tokenizer_unknown", "this installation's transformers does not know the tokenizer class {name}",
         "this installation's transformers does not know the tokenizer's class",
         (
@@ -440,8 +486,10 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             (": invalid choice: ", "argparse", "argument-{1,2}[a-z]"),
             (": expected one argument", "argparse", "argument-{1,2}[a-z]"),
             ("error while handling argument ", "llama.cpp common/arg.cpp"),
+            ("is not supported for ", "vLLM model_executor/layers/fused_moe/oracle", "_backend=[a-z]"),
         ),
-        (r"argument (?:-\w/)?(?P<argument>--[\w/-]{1,80}): invalid choice: (?P<value>'[^']{0,80}'|\S{1,80})",),
+        (r"(?P<argument>\w{1,40}_backend)=(?P<value>'[^']{1,40}') is not supported",
+         r"argument (?:-\w/)?(?P<argument>--[\w/-]{1,80}): invalid choice: (?P<value>'[^']{0,80}'|\S{1,80})",),
     ),
     Obstacle(
         "lora_rank", "the adapter has rank {rank}, and --max-lora-rank is {most}",
@@ -505,6 +553,8 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             ("device-side assert triggered", _CUDA),
             ("unspecified launch failure", _CUDA),
             ("],thread: [", _CUDA, "Assertion"),
+            ("KVCache failed with error", "flashinfer"),
+            ("Failed to initialize cutlass", "flashinfer"),
         ),
         (r"(?P<error>illegal memory access|illegal instruction|misaligned address|device-side assert)",),
     ),

@@ -14,6 +14,7 @@ _ALLOCATED: Final = (
     r"Try to allocate <tried_tokens> tokens",
     r"Available tokens: <available_tokens>",
     r"available_tokens=<available_tokens>",
+    r"Available full tokens: <available_tokens>",
 )
 
 
@@ -62,7 +63,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "sglang_oom_prefill", "Out of memory. Try to lower your batch size", "0.5.5-0.5.23", _BATCH, "serving",
         *_ALLOCATED,
     ),
-    _row("sglang_oom_prefill", "alloc_req_slots runs out of memory", "0.4.6-0.5.23", _BATCH, "serving"),
+    _row("request_slots", "alloc_req_slots runs out of memory", "0.4.6-0.5.23", _BATCH, "serving"),
     _row(
         "sglang_oom_decode_retract", "Decode out of memory. Try", "0.4.6-0.5.23", _BATCH,
         "serving", *_ALLOCATED,

@@ -364,8 +364,8 @@ FAILURES: Final = Failures(
     kinds={"no_kv_memory": r"(?:increas|rais)\w{1,3}.{0,12}gpu_memory_utilization"},
     settings=(("KV Cache as specified by kv_cache_memory_bytes", "kv_cache_memory_bytes"),),  # v1/worker/gpu_worker.py
     engines=("Initializing a V1 LLM engine", "Initializing a V0 LLM engine", "Initializing an LLM engine"),
-    alive=READY[:-1],
-    deaths=("EngineDeadError", "died unexpectedly, shutting down client", "MQEngineDeadError", "AsyncEngineDeadError"),
+    alive=(*READY[:-1], MARKS[-1][0], "Processed prompts: "),
+    deaths=("EngineDeadError", "died unexpectedly", "MQEngineDeadError", "AsyncEngineDeadError"),
     orders=(
         Order("[shutdown] API server: shutdown triggered"),  # 0.24-0.33 entrypoints/launcher.py
         Order("Shutting down FastAPI HTTP server"),  # 0.6-0.33 entrypoints/launcher.py
