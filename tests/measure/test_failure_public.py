@@ -2,7 +2,8 @@
 
 `first_look` keeps what it said then. Of 78 threads (set 1) it named no cause that was wrong: it was right of 60, of 26
 of these only with the words that it was not memory, and could not say of 18. Of 28 more (set 2), after the rules of
-obstacles.py were added, it was right of 24 and could not say of 4. Of the fixes that a thread confirms, 5 of 22 were
+obstacles.py were added, it was right of 24 and could not say of 4. Of 33 later ones (set 3), nearly all without a word
+of memory, it was right of 27, wrong of 2, and could not say of 4. Of the fixes that a thread confirms, 5 of 22 were
 among the first three of set 1, 6 of 8 of set 2. Texts without a cause are not kept; `cure` is part of a confirmed fix.
 """
 
@@ -18,6 +19,7 @@ from kvplan.measure.failure import read_failure
 from kvplan.measure.why import diagnose
 from kvplan.report.why_text import why_lines
 from kvplan.servers.logs.obstacles import LORA_RANKS, OBSTACLES
+from kvplan.servers.sglang.failures import FAILURES
 
 LINES = (Path(__file__).resolve().parents[1] / "facts" / "failures_public.jsonl").read_text(encoding="utf-8")
 CASES: list[dict[str, Any]] = [json.loads(line) for line in LINES.splitlines()]
@@ -143,4 +145,4 @@ def test_every_obstacle_has_a_sentence_and_a_fix() -> None:
     for obstacle in OBSTACLES:
         assert obstacle.sentence("") == obstacle.bare
         assert obstacle.fixes
-        assert obstacle.messages
+        assert obstacle.messages or obstacle.cause in {wording.cause for wording in FAILURES.wordings}
