@@ -626,10 +626,10 @@ class _Reading:
             phase = self.states.phase_in(last)
             if unclear is not None:
                 return replace(nothing, outcome=outcome, phase=phase, evidence=(self.text.evidence(unclear.line),))
-            needs: tuple[str, ...] = (NEEDS_BELOW if self._ends_in_traceback else NEEDS_ABOVE,)
+            lacking = [NEEDS_BELOW if self._ends_in_traceback else NEEDS_ABOVE]
             if "died unexpectedly" in evidence[0].text:
-                needs = (NEEDS_WORKER, NEEDS_END)
-            return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=needs)
+                lacking = [NEEDS_WORKER, NEEDS_END]
+            return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=tuple(lacking))
         (start,) = self.states.starts(())[-1:]
         if start.end in ("running", "stopped", "finished"):
             is_early = start.end == "stopped" and start.phase != "serving" and start.order not in BY_HAND
