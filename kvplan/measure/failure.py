@@ -426,10 +426,10 @@ class _Reading:
         line = self.text.lines[index]
         if "KeyError: " in line and _TENSOR.search(message):
             return "checkpoint_names"
-        said = self.text.lines[index - 1] if index and line.rstrip().endswith("AssertionError") else message
+        wording = self.text.lines[index - 1] if index and line.rstrip().endswith("AssertionError") else message
         near = (frame.name for frame in self.text.frames if index - NEAR < frame.line < index and not frame.is_call)
         last = next(iter(reversed(list(near))), "")
-        return "checkpoint_shapes" if _LOADER.fullmatch(last) and _SHAPE.search(said) else None
+        return "checkpoint_shapes" if _LOADER.fullmatch(last) and _SHAPE.search(wording) else None
 
     def _of_a_field(self, index: int, line: str) -> tuple[int, str] | None:
         """Position and message of a field that pydantic refuses; the line above names it."""
@@ -626,10 +626,10 @@ class _Reading:
             phase = self.states.phase_in(last)
             if unclear is not None:
                 return replace(nothing, outcome=outcome, phase=phase, evidence=(self.text.evidence(unclear.line),))
-            needs = (NEEDS_BELOW if self._ends_in_traceback else NEEDS_ABOVE,)
+            lacking = [NEEDS_BELOW if self._ends_in_traceback else NEEDS_ABOVE]
             if "died unexpectedly" in evidence[0].text:
-                needs = (NEEDS_WORKER, NEEDS_END)
-            return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=needs)
+                lacking = [NEEDS_WORKER, NEEDS_END]
+            return replace(nothing, outcome=outcome, phase=phase, evidence=evidence, needs=tuple(lacking))
         (start,) = self.states.starts(())[-1:]
         if start.end in ("running", "stopped", "finished"):
             is_early = start.end == "stopped" and start.phase != "serving" and start.order not in BY_HAND

@@ -269,8 +269,8 @@ def pool_after_weights(figures: Figures) -> str:
 
 def prefill(figures: Figures) -> str:
     if figures.tried_tokens is not None and figures.available_tokens is not None:
-        held = figures.tried_tokens <= figures.available_tokens
-        but = " by its own count, of which it could not free enough" if held else ""
+        has_room = figures.tried_tokens <= figures.available_tokens
+        but = " by its own count, of which it could not free enough" if has_room else ""
         return (
             f"a prefill needed room for {figures.tried_tokens:,} tokens in the KV cache, which had "
             f"{figures.available_tokens:,}{but}"

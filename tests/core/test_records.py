@@ -177,7 +177,7 @@ def test_a_class_that_is_not_frozen_can_be_set_and_has_no_hash(dataclass: Decora
     with pytest.raises(TypeError, match="unhashable"):
         hash(record)
     with pytest.raises(TypeError):
-        Open(1, [], 2)
+        Open(1, [], 2)  # type: ignore[call-arg]
 
     @dataclass(slots=True, eq=False)
     class Itself:
