@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.sequence import Sequence
-from kvplan.core.records import dataclass
 
 NULL_BLOCK = 0  # stands where a block was given back or never needed; never written, never free
 BlockKey = tuple[bytes, int]  # chained content hash, group: a block serves one group's layers

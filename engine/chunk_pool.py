@@ -6,10 +6,10 @@ Rules as in vLLM 0.33.0 (`v1/kv_offload/cpu/manager.py` and its policies), check
 import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from engine.block_manager import BlockKey
-from kvplan.core.records import dataclass, field
 
 Lookup = Literal["hit", "pending", "miss"]
 

@@ -1,7 +1,8 @@
 """Copies between the device and KV memory beyond it, as a scheduler orders them."""
 
+from dataclasses import dataclass, field
+
 from engine.block_manager import BlockKey
-from kvplan.core.records import dataclass, field
 
 FileCopy = tuple[tuple[BlockKey, int], ...]  # chunks, and their places in memory
 

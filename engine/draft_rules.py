@@ -1,10 +1,10 @@
 """The speculative config, and what a method needs of the scheduler, as vLLM 0.33.0 derives it."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.core.errors import SettingError, UsageError
-from kvplan.core.records import dataclass, field
 
 if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec

@@ -5,6 +5,7 @@ Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `config/speculative.py`),
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
 
 from engine.block_manager import PrefixHit
 from engine.draft_rules import DraftRules, SpeculationStats
@@ -12,7 +13,6 @@ from engine.scheduler import Batch, Extension, Outcome, Scheduler
 from engine.sequence import Sequence
 from engine.states import MambaGroup, StateBlockManager
 from kvplan.core.errors import UsageError
-from kvplan.core.records import dataclass, field
 
 UNKNOWN = -1  # stands for a draft that only the device knows yet
 

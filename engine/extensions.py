@@ -1,5 +1,6 @@
 """What an engine adds to the core, put together: settings, block manager, and extensions in their order."""
 
+from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from engine.block_manager import BlockManager, Group
@@ -10,7 +11,6 @@ from engine.scheduler import Batch, Extension, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from engine.states import KeptStates, MambaGroup, StateBlockManager
 from kvplan.core.errors import InvalidInputError, UsageError
-from kvplan.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ own: what memory has lost is fetched from them when a request asks for it, and i
 """
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, Protocol
 
@@ -15,7 +16,6 @@ from engine.connector import FileCopy, Transfer, Transfers
 from engine.sequence import Sequence
 from engine.states import MambaGroup, StoredState
 from kvplan.core.errors import UnsupportedModelError
-from kvplan.core.records import dataclass, field
 
 
 @dataclass(eq=False, slots=True)

@@ -7,12 +7,12 @@ some engines do (drafts, adapters, KV beyond the device, recurrent states, pipel
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from engine.block_manager import BlockManager, PrefixHit
 from engine.sequence import FinishReason, Sequence
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.records import dataclass, field
 
 # Of a waiting sequence: it waits no more; it cannot run yet, others may; nobody else is admitted in this step.
 Outcome = Literal["gone", "later", "full"]

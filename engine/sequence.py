@@ -2,9 +2,8 @@
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
 from typing import Literal
-
-from kvplan.core.records import dataclass, field
 
 Status = Literal["waiting", "loading", "running", "preempted", "finished"]
 FinishReason = Literal["length", "stop", "abort", "out_of_blocks", "error"]

@@ -7,6 +7,7 @@ and what was just passed. A state is kept for others where a prompt's last block
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from engine.block_manager import (
     NULL_BLOCK,
@@ -22,7 +23,6 @@ from engine.block_manager import (
 from engine.scheduler import Batch, Extension, Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import UsageError
-from kvplan.core.records import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def server_of(config: Mapping[str, Any]) -> str:
-    """The server that a configuration's class is named after (SGLangServer), else the default one."""
+    """The server that a configuration's class is named after (its name and Server), else the default one."""
     name = str(config.get("server_cls", "")).lower()
     return next((server for server in SERVERS if server in name), DEFAULT)
 

@@ -186,7 +186,8 @@ _TENSOR: Final = re.compile(
 )
 _OF_A_WORKER: Final = re.compile(r"Worker failed with error ['\"\u2018](.{3,400}?)['\"\u2019](?:, please check|$)")
 _MAYBE_MEMORY: Final = re.compile(r"(?i)memory|(?<![a-z])kv[- ]?cache|\boom\b|notenough|insufficient")
-# Of 510 messages of vLLM 0.33 and SGLang 0.5.23 that name memory or a cache, in no table, 446 have none of these.
+# Of 510 messages in servers' code that name memory or a cache and stand in no table, 446 have none of these words
+# (reports/LOG.md, 2026-11-30).
 _SHORT: Final = re.compile(
     r"(?i)not ?enough|insufficient|exceed|(?:larg|great|small)er than|too (?:small|large|big|few|little|many)|out of|"
     r"\bno (?:available|free|memory|room|space)|increas|decreas|reduc|rais|lower|alloc|\bleft\b|leav|\bfit\b|"

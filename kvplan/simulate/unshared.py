@@ -221,7 +221,7 @@ class Unshared:
         return len(self._waiting)
 
     def run(self, until: float = inf) -> None:
-        """Run until the last request ends, no step begins before `until`, or `stop`, asked after a step, is True."""
+        """Run until the last request ends, no step begins before `until`, or `stop` returns True."""
         arrivals = self.arrivals
         while True:
             next_at = arrivals.next_time()
@@ -238,8 +238,8 @@ class Unshared:
                 return
             if not self._decode(until if next_at is None or next_at > until else next_at):
                 self._iterate()
-                if self.stop is not None and self.stop(self):
-                    return
+            if self.stop is not None and self.stop(self):
+                return
 
     def live(self) -> list[int]:
         """Return the numbers of the unfinished requests that have arrived."""
