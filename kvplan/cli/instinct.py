@@ -78,7 +78,7 @@ BUDGET: Final = "prices rank GPUs: `kvplan recommend llama-3.1-8b --users 10 --p
 METHOD: Final = r"(?:fp8|int[48]|w\d+a\d+|awq|gptq|nvfp4|mxfp[48]|bitsandbytes|[iI]?[qQ]\d)"
 # Of a server, and without effect on what a client of `kvplan serve` sees; ! takes no value.
 COUNTS: Final = ("--num-gpus", "--n-gpus", "--gpu-count", "--gpus-per-node", "--gpus")  # of the GPU that --gpu names
-TARGETS: Final = "\0--(ttft|tpot|itl|latency)[\0=]([^\0]+)"  # of --slo
+TARGETS: Final = "\0--(ttft|tpot|itl|latency)[\0=]([0-9.]+m?s)(?=\0|$)"  # of --slo; a number alone may be either unit
 IDLE_FLAGS: Final = (
     "trust_remote_code!", "disable_log_requests!", "enable_log_requests!", "disable_log_stats!", "max_log_len",
     "disable_uvicorn_access_log!", "uvicorn_log_level", "enable_server_load_tracking!", "enable_auto_tool_choice!",
@@ -287,7 +287,9 @@ def targeted(line: Sequence[str]) -> list[str]:
     """The line with targets of latency in --slo: `--ttft 2s --tpot 50ms` is `--slo ttft=2s,tpot=50ms`."""
     text = "\0".join(line)
     targets = [f"{'tpot' if name == 'itl' else name}={value}" for name, value in re.findall(TARGETS, text)]
-    return [*re.sub(TARGETS, "", text).split("\0"), "--slo", ",".join(targets)] if targets else list(line)
+    if not targets or "\0--slo" in text:  # its own targets would be dropped
+        return list(line)
+    return [*re.sub(TARGETS, "", text).split("\0"), "--slo", ",".join(targets)]
 
 
 def renamed(line: Sequence[str], options: Collection[str]) -> Iterator[str]:

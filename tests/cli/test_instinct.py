@@ -184,6 +184,8 @@ def test_part_of_several_names_lists_them(run: Run) -> None:
         "frobnicate",
         "estimate qwen3-8b foo",
         "estimate qwen3-8b --gpus 2 --gpu l40s,h200",
+        "simulate qwen3-8b --gpu l40s --rate 4 --ttft 500",
+        "simulate qwen3-8b --gpu l40s --rate 4 --ttft 1s --slo tpot=20ms",
         "qwen3-8b --frobnicate",
         "gpus a b",
     ],
