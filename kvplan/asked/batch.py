@@ -26,7 +26,8 @@ def job_of(text: str) -> tuple[Variables, Resources | None, list[Note]]:
     kind, number = (kind, number) if number.isdecimal() else (number, "1")
     per_node = whole(number) // nodes if key == "gpus" else whole(number)
     if key == "gpus-per-task":
-        per_node *= whole(options.get("ntasks-per-node") or options.get("ntasks", ""))
+        tasks = options.get("ntasks-per-node")
+        per_node *= whole(tasks) if tasks else max(1, whole(options.get("ntasks", "")) // nodes)
     variables: Variables = dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(nodes))
     if key:
         variables |= {"SLURM_GPUS_ON_NODE": str(per_node), f"SLURM_{key.upper().replace('-', '_')}": number}

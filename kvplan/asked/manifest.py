@@ -139,9 +139,9 @@ def served(text: str, where: str) -> list[ServedContainer]:
 def part(text: str, where: str) -> ServedContainer:
     """The only server in a part of a manifest: a service, a container, or only its arguments."""
     listed = [
-        {"args": each} if isinstance(each, list) and isinstance(each[0], str) else each
-        for each in documents(text, where)
-        if each
+        {"args": document} if isinstance(document, list) and isinstance(document[0], str) else document
+        for document in documents(text, where)
+        if document
     ]
     containers, budget = list[ServedContainer](), Budget(where)
     for node in container.nodes(listed, ("initContainers",)):

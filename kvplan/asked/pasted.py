@@ -143,6 +143,7 @@ def parse_container(served: "ServedContainer", options: Collection[str] = ()) ->
 
 
 WRAPPERS = ("docker", "podman", "sudo", "env")
+QUOTING = ("alias", "tmux", "screen")  # take a server's command as one word: NAME='...', send-keys "..."
 
 
 def is_command(words: list[str]) -> bool:
@@ -182,9 +183,13 @@ def _parse_line(text: str, options: Collection[str] = ()) -> ServeCommand:
         command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
         refuse_second(command, commands[number + 1 :], name)
         return command
-    for word in (re.sub(r"^\w+=", "", word) for words in commands for word in words if " " in word):
+    quoted = (word for words in commands if words and words[0] in QUOTING for word in words if " " in word)
+    for word in (re.sub(r"^\w+=", "", word) for word in quoted):
         if first_start(shell.split(word))[2] is not None:
-            return _parse_line(word, options)  # of another program: alias NAME='...', tmux send-keys "..."
+            command = _parse_line(word, options)
+            command.resources = command.resources or resources
+            command.notes += notes
+            return command
     if len(commands) == 1 and len(commands[0]) == 1 and exists(commands[0][0]) and Path(commands[0][0]).is_file():
         return _parse_file(Path(commands[0][0]), options)
     remedy = f"paste {programs()}, or the `docker run ...` of its image"

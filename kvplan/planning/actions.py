@@ -79,7 +79,7 @@ def is_of_one_memory(case: Case) -> bool:
 
 
 def _more_host_memory(case: Case) -> str:
-    text = "give the container more memory: host memory ran out, not GPU memory"
+    text = "give the host, or its container, more memory: host memory ran out, not GPU memory"
     if case.figures.limit_bytes is None:
         return text
     limit = f"its limit is {format_gib(case.figures.limit_bytes.bytes)}"
@@ -90,9 +90,7 @@ def _more_host_memory(case: Case) -> str:
 
 def is_of_the_build(evidence: str) -> bool:
     """True if the build lacks kernels for the GPU, which it may be too old for."""
-    return (
-        re.search(r"no kernel image|image is invalid|gpu-name|PyTorch installation|_OpNamespace", evidence) is not None
-    )
+    return re.search(r"no kernel image|image is invalid|gpu-name|PyTorch installation", evidence) is not None
 
 
 def _newer_build(case: Case) -> str:

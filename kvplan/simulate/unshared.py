@@ -639,11 +639,8 @@ class Unshared:
                     number += 1
                     used += taken
                     stored += count
-                    if is_late:
-                        now = read
-                        read += count
-                    else:
-                        now = read = read + count
+                    now = read if is_late else read + count
+                    read += count
                     if now > until:
                         base, slope, until, least = line_of(count, now) or self._flat(count, now)
                     seconds = base + slope * now

@@ -141,6 +141,7 @@ def test_a_folder_in_an_unknown_one_keeps_its_name() -> None:
         ("--gpus-per-node=h100:2 # two", "2", "h100-80g"),
         ("-N 2\n#SBATCH --gpus=l40s:8", "4", "l40s"),
         ("--gpus-per-task=1\n#SBATCH --ntasks-per-node=4\n#SBATCH -C h200", "4", "h200"),
+        ("--nodes=2\n#SBATCH --ntasks=8\n#SBATCH --gpus-per-task=h100:1", "4", "h100-80g"),
         ("--gres=gpu", "1", None),
     ],
 )
@@ -149,6 +150,14 @@ def test_a_batch_job_states_its_gpus(lines: str, per_node: str, gpu: str | None)
     command = parse(f"#!/bin/bash\n#SBATCH {lines}\nsrun vllm serve org/a -tp $SLURM_GPUS_ON_NODE")
     assert command.args["tensor_parallel_size"] == int(per_node)
     assert (None if command.resources is None else command.resources.gpu) == gpu
+
+
+def test_a_quoted_server_keeps_the_gpu_of_its_job_and_an_echo_starts_none() -> None:
+    command = parse(f'#!/bin/bash\n#SBATCH --gres=gpu:h100:2\ntmux new-session -d -s v "{SERVE}"')
+    assert command.resources is not None
+    assert command.resources.gpu == "h100-80g"
+    with pytest.raises(NoServerError):
+        parse(f'python train.py\necho "{SERVE}"')
 
 
 def test_a_clusters_own_name_of_a_gpu_asks_for_one() -> None:

@@ -18,7 +18,7 @@ def _row(cause: Cause, phrase: str, phase: Phase, unless: str = "", needs: str =
 # Errors of loading that have rows of their own, here and in logs/obstacles.py.
 SAID_APART: Final = (
     "unable to allocate|model architecture|missing tensor|not found|wrong (?:number|shape|array)|file bounds|"
-    "pre-tokenizer|split|corrupted"
+    "tokenizer|split|corrupted"
 )
 LAYERS: Final = Help("gpu_layers", "-ngl", "lower", "layers that stay on the host are slower")
 EXPERTS: Final = Help(

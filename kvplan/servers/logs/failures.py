@@ -487,7 +487,6 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _capability("--gpu-name=sm_", "triton/backends/nvidia/compiler.py", needs="(?:exit status|exited with) ?255|ptxas"),
     _capability("out of resource: shared memory", "triton: memory of one block on the chip"),
     _capability("device kernel image is invalid", "CUDA"),
-    _capability("object has no attribute", "torch/_ops.py", needs="_OpNamespace"),
     Wording("heads_not_divisible_by_tp", "is not divisible by", "any", "vLLM, SGLang distributed/utils.py",
             needs="AssertionError: [0-9]{1,9} is not divisible by [0-9]{1,9}"),
     Wording("too_few_gpus", "Insufficient nvidia.com/gpu", "any", "Kubernetes: event FailedScheduling"),

@@ -185,7 +185,6 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             ("model must be loaded with the first split", _LOADER),
             ("invalid split file", _LOADER),
             ("corrupted model: ", _LOADER),
-            ("cannot find tokenizer ", "llama.cpp src/llama-vocab.cpp", "nmodelfile"),
             ("found tensors with invalid data", _LOADER),
             ("failed to read tensor data", "llama.cpp ggml/src/gguf.cpp"),
             ("failed to read magic", "llama.cpp ggml/src/gguf.cpp"),
@@ -376,11 +375,12 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
         SHAPES,
     ),
     Obstacle(
-        "file_tensors", "the file's tensors are not those that the server expects of its architecture",
-        "the file's tensors are not those that the server expects of its architecture",
+        "file_tensors", "the file's tensors or tokenizer are not those expected of its architecture",
+        "the file's tensors or tokenizer are not those expected of its architecture",
         (Fix("use a newer build of the server, or a file that a newer converter made; download it again if cut"),),
         (
             ("missing tensor ", _LOADER, "(?:llama|loading model)"),
+            ("cannot find tokenizer ", "llama.cpp src/llama-vocab.cpp", "nmodelfile"),
             ("create_tensor: tensor ", _LOADER, "not found"),
             ("wrong number of tensors; expected", _LOADER),
             ("has wrong shape; expected", _LOADER),

@@ -7,7 +7,7 @@ from math import floor
 from kvplan.core.units import MIB, format_apart
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, PoolShare, Refusal, Request, Sized, check_load
-from kvplan.servers.plans.pool import cache_notes, largest_context
+from kvplan.servers.plans.pool import Capacity, cache_notes, largest_context
 from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.sglang import adapters, classes, drafts, exchange, hicache, offload, several_nodes, supported
 from kvplan.servers.sglang import models as sglang_models
@@ -138,6 +138,16 @@ def short_pool_notes(pool: SglangPool, settings: Settings, pages: int) -> Iterat
         yield f"SGLang starts all the same: it serves requests of up to {longest:,} tokens and refuses longer ones"
 
 
+def decode_notes(pool: SglangPool, capacity: Capacity) -> Iterator[str]:
+    """A prompt may hold more blocks than decodes after it, as windows keep a chunk of it."""
+    blocks = pool.allocated_blocks(capacity.max_model_len)
+    if blocks < capacity.blocks_per_request:
+        yield (
+            f"a request of {capacity.max_model_len:,} tokens takes {capacity.blocks_per_request:,} blocks while its "
+            f"prompt is computed (windows keep a chunk), {blocks:,} while it decodes"
+        )
+
+
 def size(request: Request) -> Sized:
     drafts.check_context(request)
     if not request.started:
@@ -198,12 +208,7 @@ def size(request: Request) -> Sized:
         *replica_notes(args, replicas, ranks),
         *several_nodes.notes(request),
         *short_pool_notes(pool, settings, pages if refusal is None else 0),
-        *(
-            f"a request of {capacity.max_model_len:,} tokens takes {capacity.blocks_per_request:,} blocks while its "
-            f"prompt is computed (windows keep a chunk), {blocks:,} while it decodes"
-            for blocks in [pool.allocated_blocks(capacity.max_model_len)]
-            if blocks < capacity.blocks_per_request
-        ),
+        *decode_notes(pool, capacity),
     ]
     prefix = [] if slots else cache_notes(request.load, settings, pool)  # states are found where chunks ended
     return Sized(

@@ -245,9 +245,9 @@ def _layers(spec: ModelSpec) -> tuple[tuple[Weight, ...], ...]:
             seen[id(weights)] = tuple(part for own in weights for part in _parts(changes or {}, own))
             for weight in weights:
                 if weight.name in KEYS:
-                    projections[weight.parts[0]] = tuple(own for own in weights if own.name in KEYS)
+                    projections[weight.parts[0]] = tuple(key for key in weights if key.name in KEYS)
                 elif weight.name == "self_attn.q_proj" and weight.parts[0] in projections:  # it projects keys, too
-                    rest = tuple(own for own in weights if own is not weight)
+                    rest = tuple(other for other in weights if other is not weight)
                     seen[id(weights)] = projections[weight.parts[0]] + rest
         layers.append(seen[id(weights)])
     return tuple(layers)

@@ -209,9 +209,11 @@ ERRORS = {
     "llama_model_load: error loading model: error loading model vocabulary: unknown pre-tokenizer type: 'new3'":
         "llama.cpp did not start: this installation does not know the model.",
     "llama_model_load: error loading model: missing tensor 'blk.0.attn_q.weight'":
-        "llama.cpp did not start: the file's tensors are not those that the server expects of its architecture.",
+        "llama.cpp did not start: the file's tensors or tokenizer are not those expected of its architecture.",
+    "llama_model_load: error loading model: error loading model vocabulary: cannot find tokenizer merges in model file":
+        "llama.cpp did not start: the file's tensors or tokenizer are not those expected of its architecture.",
     "llama_model_load: error loading model: done_getting_tensors: wrong number of tensors; expected 292, got 291":
-        "llama.cpp did not start: the file's tensors are not those that the server expects of its architecture.",
+        "llama.cpp did not start: the file's tensors or tokenizer are not those expected of its architecture.",
     "llama_model_load: error loading model: tensor 'a.weight' data is not within the file bounds, model is corrupted":
         "llama.cpp did not start: a weight file is missing or incomplete.",
     "llama_model_load: error loading model: illegal split file idx: 1, model must be loaded with the first split":
